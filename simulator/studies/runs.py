@@ -102,10 +102,12 @@ def run_document_of(
     need: Need = "document",
 ) -> Document:
     from simulator.running.metrics import run_document, summarise
+    from simulator.running.metrics.conclusion import load_section
     from simulator.running.run import serve, simulate
 
     if need == "summary" and not intervals:
-        document: Document = {"summary": summarise(serve(scenario, seed, factors=dict(factors)))}
+        served = serve(scenario, seed, factors=dict(factors))
+        document: Document = {"summary": summarise(served), "load": load_section(served.requests, scenario.workload)}
     else:
         document = run_document(
             simulate(scenario, seed, full_step_rows=0, factors=dict(factors), intervals=intervals, cost_notes=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -23,6 +24,7 @@ from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
     MAX_CONCURRENCY,
+    SIDE_RUNS,
     at_value,
     automatic_path,
     crossing_rows,
@@ -32,6 +34,7 @@ from simulator.studies.compare.crossover import (
     load_path,
     nearest_crossing,
     scenario_load,
+    served_grid,
     served_load,
 )
 from simulator.studies.compare.sensitivity import swings
@@ -66,8 +69,6 @@ from simulator.studies.study_file import (
 )
 from simulator.workload.workload_config import rate_unit
 
-SIDE_RUNS = 3
-"""Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 AUTOMATIC, NONE = "auto", "none"
 SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed costs and sampling"
 """Sources of error that the interval of a ratio may cover."""
@@ -146,7 +147,9 @@ def compare_variants(
     progress: ProgressCall | None,
 ) -> CompareResult:
     """The comparison of ``variants``, the baseline first; see ``compare``."""
-    path, values, fixed_note = _crossover_plan(variants, crossover)
+    named = crossover.partition("=")[0]
+    served = _served_loads(variants, automatic_path(variants) if named in (AUTOMATIC, NONE) else named)
+    path, values, fixed_note = _crossover_plan(variants, crossover, served)
     with study_workers(jobs) as workers:
         pool = RunPool(workers, progress)
         documents, lost = _base_documents(variants, seeds, pool, interval)
@@ -161,8 +164,9 @@ def compare_variants(
         ratios |= _model_ranges(variants, bases, seeds[0], pool, measured, ratios)
         answers = {name: ratios[name][metric] for name, base in bases.items() if name != base}
         side = seeds[:SIDE_RUNS]
-        served = _served_loads(variants, path or automatic_path(variants))
-        curves = load_curves(variants, path, values, metric, side, pool, served or {}) if path else []
+        most = {} if served is None or served["path"] != path else {one.name: served[one.name] for one in variants}
+        requested = crossover != AUTOMATIC
+        curves = load_curves(variants, path, values, metric, side, pool, most, requested) if path else []
         alike = [name for name in answers if measured[name] == measured[bases[name]]]
         differ = len(alike) < len(answers)  # variants that run alike do so whatever the assumed parameters are
         tornado = swings(variants, bases, metric, side, answers, pool) if sensitivity and differ else []
@@ -336,7 +340,9 @@ def _widened(ratio: Ratio | None, ends: Sequence[Ratio | None]) -> Ratio | None:
     return Ratio(ratio.ratio, low, high) if high > low * (1 + 1e-9) else Ratio(ratio.ratio, None, None)
 
 
-def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | None, list[float], str | None]:
+def _crossover_plan(
+    variants: Sequence[Variant], requested: str, served: Mapping[str, Any] | None
+) -> tuple[str | None, list[float], str | None]:
     """Path and values of the load grid, and a remark where there is none."""
     if requested == NONE:
         return None, [], None
@@ -346,8 +352,11 @@ def _crossover_plan(variants: Sequence[Variant], requested: str) -> tuple[str | 
             return None, [], "no crossover: the variants have no load in common that could grow"
         base = scenario_load(variants[0].scenario, path)
         if path != MAX_CONCURRENCY:
-            return path, grid_values(None, base, False, "crossover"), None
+            most = {} if served is None else {variant.name: served[variant.name] for variant in variants}
+            return path, served_grid(base, most) or grid_values(None, base, False, "crossover"), None
         grid = grid_values(None, 8.0 if base is not None and base <= 1 else base, True, "crossover")
+        if variants[0].scenario.workload.trace is None:
+            return path, grid, None
         requests = max((variant.scenario.workload.num_requests or grid[-1]) for variant in variants)
         grid = [value for value in grid if value <= requests]
         if len(grid) < 2:
@@ -545,14 +554,22 @@ def _crossover_words(document: dict[str, Any], best: str) -> str:
         known = place["low"] is not None and place["high"] is not None and low != high
         words = f"{place['better']} about {load_words(path, place['value'], unit)}"
         places.append(words + (f" ({low} to {high})" if known else ""))
-    points = _points_of(document, crossing["variant"])
+    served = document["served_load"] or {}
+    pair = [served.get(name) for name in (crossing["variant"], document["baseline"])]
+    most = inf if None in pair else min(one for one in pair if one is not None)
+    points = [point for point in _points_of(document, crossing["variant"]) if point["value"] <= most]
     side = "at other loads"
     if len(all_of_it) == 1:
         below = crossing["better"] == "below"
         points = [point for point in points if (point["value"] > crossing["value"]) == below]
         side = "above" if below else "below"
     worst = 1.0 - min((point["ratio"] for point in points), default=1.0)
-    return f"; {subject} {' and '.join(places)}" + (f"; {side} it costs up to {worst:.0%}" if worst >= 0.005 else "")
+    words = f"; {subject} {' and '.join(places)}" + (f"; {side} it costs up to {worst:.0%}" if worst >= 0.005 else "")
+    if most < inf and pair[0] != pair[1]:
+        subject = "it" if crossing["variant"] == best else crossing["variant"]
+        words += f"; {subject} serves at most about {load_words(path, pair[0], unit)}, "
+        words += f"{document['baseline']} {number(pair[1], 3)}"
+    return words
 
 
 def _points_of(document: dict[str, Any], variant: str) -> list[dict[str, Any]]:

@@ -7,21 +7,26 @@ from dataclasses import asdict
 from itertools import pairwise
 from math import exp, inf, log
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
-from simulator.studies.runs import RunPool, needed_for, with_seeds
+from simulator.studies.runs import Need, RunPool, SeededRun, needed_for, with_seeds
+from simulator.studies.steady_state.span import steady_loop_requests, steady_requests
 from simulator.studies.study_file import Range, Values, Variant, apply_settings
 
 REQUEST_RATE = "workload.arrivals.request_rate"
 MAX_CONCURRENCY = "workload.arrivals.max_concurrency"
 RATE_SCALE = "workload.arrivals.rate_scale"
 LOAD_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SERVED_SHARES = (0.03125, 0.125, 0.25, 0.5, 0.75, 0.97)
+"""Loads that are tried, as shares of the highest that can be served."""
+SIDE_RUNS = 3
+"""Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 RANGE_POINTS = 7
-REFINEMENTS = 3
+REFINEMENTS = 4
 """How often the interval around a crossing is halved."""
 MATERIAL = 1e-3
 """Differences below a tenth of a percent do not make a variant better or worse."""
@@ -44,6 +49,13 @@ class Crossing:
     high: float | None
     better: str
     """``below`` or ``above``: on which side the variant pays."""
+
+
+class ServedLoads(NamedTuple):
+    """Highest loads that the baseline and a variant can serve in the long run; infinite where not known."""
+
+    base: float
+    variant: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +144,19 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
     return rounded
 
 
+def served_grid(base: float | None, served: Mapping[str, float | None]) -> list[float] | None:
+    """Loads to try within the highest that a variant serves, ascending; None where that is not known of all.
+
+    The highest load of each variant is tried too: beyond it the variant is worse than one that serves more.
+    """
+    known = [most for most in served.values() if most is not None]
+    if not known or len(known) < len(served):
+        return None
+    most = max(known)
+    own = [] if base is None else [base]
+    return sorted({most * share for share in SERVED_SHARES} | {load for load in own + known if load < most})
+
+
 def load_curves(
     variants: Sequence[Variant],
     path: str,
@@ -140,29 +165,38 @@ def load_curves(
     seeds: Sequence[int],
     pool: RunPool,
     served: Mapping[str, float | None] = MappingProxyType({}),
+    all_values: bool = False,
 ) -> list[LoadCurve]:
     """Speedups of every variant over the first at each value of ``path``, refined around crossings.
 
-    Values at which a run fails are left out, and so are crossings at loads that neither variant of a pair can serve
-    (``served``, by variant).
+    Every run is long enough to show a steady state, whatever the scenario's number of requests. Values at which a run
+    fails are left out; so are loads beyond the first at which no variant keeps up, unless ``all_values`` are requested,
+    and crossings at loads that neither variant of a pair can serve: by their runs, and by ``served``, by variant.
     """
-    whole = all(value == round(value) for value in values) and path not in (REQUEST_RATE, RATE_SCALE)
+    rates = path in (REQUEST_RATE, RATE_SCALE)
+    whole = all(value == round(value) for value in values) and not rates
     base, *others = variants
-    ratios = _ratios(base, others, path, {variant.name: values for variant in others}, metric, seeds, pool)
+    runs = _SteadyRuns(variants, path, metric, seeds, pool)
+    if rates and not all_values:
+        values = runs.up_to_overload(values)
+    ratios = runs.ratios(base, others, {variant.name: values for variant in others})
+    most = {one.name: ServedLoads(*(served.get(name) or inf for name in (base.name, one.name))) for one in others}
     for _ in range(REFINEMENTS if len(seeds) else 0):
-        between = {name: _between_verdicts(row, whole) for name, row in ratios.items()}
+        between = {name: _between_verdicts(row, whole, most[name]) for name, row in ratios.items()}
         wanted = {name: [value for value in middles if value not in ratios[name]] for name, middles in between.items()}
         if not any(wanted.values()):
             break
-        for name, row in _ratios(base, others, path, wanted, metric, seeds, pool).items():
+        for name, row in runs.ratios(base, others, wanted).items():
             ratios[name] |= row
     curves = []
     for variant in others:
         row = ratios[variant.name]
         points = tuple(CurvePoint(value, ratio) for value in sorted(row) if (ratio := row[value]) is not None)
-        pair = [served.get(name) for name in (base.name, variant.name)]
-        most = inf if None in pair else max(one for one in pair if one is not None)
-        crossings = tuple(crossing for crossing in crossings_of(points) if crossing.value <= most)
+        crossings = tuple(
+            crossing
+            for crossing in crossings_of(points, most[variant.name])
+            if crossing.value <= max(most[variant.name]) and runs.served((base, variant), points, crossing.value)
+        )
         curves.append(LoadCurve(variant.name, points, crossings))
     return curves
 
@@ -186,12 +220,14 @@ def lacks_section(scenario: Scenario, path: str) -> bool:
     return bool(dot) and getattr(scenario, section, section) is None
 
 
-def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
+def crossings_of(points: Sequence[CurvePoint], served: ServedLoads | None = None) -> tuple[Crossing, ...]:
     """Where the speedup passes 1 between two loads at which it is surely on either side, by interpolation.
 
+    At a load that one of the two cannot serve in the long run, the other is surely better, whatever a run measures.
     The ends of the interval are where the ends of the speedup's own intervals pass 1.
     """
-    decided = [(index, _decision(point.speedup)) for index, point in enumerate(points)]
+    served = served or ServedLoads(inf, inf)
+    decided = [(index, _decision(point.value, point.speedup, served)) for index, point in enumerate(points)]
     decided = [(index, verdict) for index, verdict in decided if verdict]
     crossings = []
     for (first, before), (last, after) in pairwise(decided):
@@ -208,8 +244,12 @@ def crossings_of(points: Sequence[CurvePoint]) -> tuple[Crossing, ...]:
     return tuple(crossings)
 
 
-def _decision(ratio: Ratio) -> int:
-    return 0 if abs(log(ratio.ratio)) < MATERIAL else ratio.verdict
+def _decision(load: float, ratio: Ratio, served: ServedLoads) -> int:
+    side = 1 if ratio.ratio > 1.0 else -1
+    if abs(log(ratio.ratio)) < MATERIAL:
+        return 0
+    one_alone = min(served) < load <= max(served)
+    return side if one_alone and (served.variant > served.base) == (side > 0) else ratio.verdict
 
 
 def _zero(section: Sequence[tuple[float, float]], direction: int) -> float:
@@ -221,10 +261,10 @@ def _zero(section: Sequence[tuple[float, float]], direction: int) -> float:
     return section[0][0] if section[0][1] * direction > 0 else section[-1][0]
 
 
-def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool) -> list[float]:
+def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool, served: ServedLoads) -> list[float]:
     """The middle of every pair of neighbouring loads at which the sign of the speedup differs."""
     known = [(value, ratio) for value, ratio in sorted(row.items()) if ratio is not None]
-    verdicts = [v for _, ratio in known if (v := _decision(ratio))]
+    verdicts = [v for value, ratio in known if (v := _decision(value, ratio, served))]
     if len(set(verdicts)) < 2:
         return []
     middles = []
@@ -237,26 +277,75 @@ def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool) -> list[fl
     return middles
 
 
-def _ratios(
-    base: Variant,
-    others: Sequence[Variant],
-    path: str,
-    values: Mapping[str, Sequence[float]],
-    metric: str,
-    seeds: Sequence[int],
-    pool: RunPool,
-) -> dict[str, dict[float, Ratio | None]]:
-    """Speedups of ``others`` over ``base``, each at the loads that ``values`` has for it."""
-    loads = {base.name: sorted({value for of_variant in values.values() for value in of_variant}), **values}
-    places = [(variant, value) for variant in (base, *others) for value in loads[variant.name]]
-    runs = [with_seeds(at_value(variant.scenario, path, value), seeds, needed_for(metric)) for variant, value in places]
-    documents = iter(pool.documents_if_any([run for of_place in runs for run in of_place]))
-    measured = {(v.name, value): [metric_values(next(documents))[metric] for _ in seeds] for v, value in places}
-    better = HIGHER_IS_BETTER[metric]
-    return {
-        name: {value: paired_ratio(measured[base.name, value], measured[name, value], better) for value in of_variant}
-        for name, of_variant in values.items()
-    }
+class _SteadyRuns:
+    """Runs of variants at loads, each long enough to show a steady state."""
+
+    def __init__(
+        self, variants: Sequence[Variant], path: str, metric: str, seeds: Sequence[int], pool: RunPool
+    ) -> None:
+        self._variants, self._path, self._metric, self._seeds, self._pool = variants, path, metric, seeds, pool
+        self._loads: dict[tuple[str, float], Scenario] = {}
+
+    def up_to_overload(self, values: Sequence[float]) -> list[float]:
+        """Values up to the first at which no variant keeps up with its arrivals."""
+        tried = []
+        for value in values:
+            tried.append(value)
+            if not self._keeps_up(self._variants, value):
+                break
+        return tried
+
+    def served(self, pair: Sequence[Variant], points: Sequence[CurvePoint], value: float) -> bool:
+        """True if one of a pair keeps up with the highest load tried up to ``value``, as far as a run can tell."""
+        tried = [point.value for point in points if point.value <= value]
+        return not tried or self._keeps_up(pair, tried[-1])
+
+    def _keeps_up(self, variants: Sequence[Variant], value: float) -> bool:
+        runs = [SeededRun(self._at(one, value), self._seeds[0], need=self._need) for one in variants]
+        documents = [one for one in self._pool.documents_if_any(runs) if one is not None]
+        return not documents or any(one["load"]["keeps_up"] is not False for one in documents)
+
+    def ratios(
+        self, base: Variant, others: Sequence[Variant], values: Mapping[str, Sequence[float]]
+    ) -> dict[str, dict[float, Ratio | None]]:
+        """Speedups of ``others`` over ``base``, each at the loads that ``values`` has for it."""
+        loads = {base.name: sorted({value for of_variant in values.values() for value in of_variant}), **values}
+        places = [(variant, value) for variant in (base, *others) for value in loads[variant.name]]
+        runs = [with_seeds(self._at(variant, value), self._seeds, self._need) for variant, value in places]
+        documents = iter(self._pool.documents_if_any([run for of_place in runs for run in of_place]))
+        measured = {
+            (v.name, value): [metric_values(next(documents))[self._metric] for _ in self._seeds] for v, value in places
+        }
+        better = HIGHER_IS_BETTER[self._metric]
+        return {
+            name: {value: paired_ratio(measured[base.name, value], measured[name, value], better) for value in row}
+            for name, row in values.items()
+        }
+
+    @property
+    def _need(self) -> Need:
+        return needed_for(self._metric)
+
+    def _at(self, variant: Variant, value: float) -> Scenario:
+        """A variant at a load, over as many requests as the variant that needs the most."""
+        if (variant.name, value) not in self._loads:
+            loaded = [at_value(one.scenario, self._path, value) for one in self._variants]
+            requests = [steady for one in loaded if (steady := _steady_requests(one)) is not None]
+            count = {"workload.num_requests": max(requests)} if requests else {}
+            for one, scenario in zip(self._variants, loaded, strict=True):
+                self._loads[one.name, value] = scenario.with_values(count) if count else scenario
+        return self._loads[variant.name, value]
+
+
+def _steady_requests(scenario: Scenario) -> int | None:
+    """Requests of a run that shows the steady state of a scenario; None where a trace, a profile or a burst says how
+    many there are."""
+    arrivals = scenario.workload.arrivals
+    if arrivals is None or arrivals.profile is not None or scenario.workload.trace is not None:
+        return None
+    if arrivals.max_concurrency is not None:
+        return steady_loop_requests(arrivals.max_concurrency)
+    return None if arrivals.request_rate is None else steady_requests(scenario, arrivals.request_rate)
 
 
 def crossing_rows(curves: Sequence[LoadCurve]) -> list[dict[str, Any]]:

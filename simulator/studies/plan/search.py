@@ -27,7 +27,6 @@ from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, lat
 from simulator.studies.plan.trials import (
     CONFIDENCE,
     FAULTS,
-    SPAN_S,
     LoadPoint,
     PlannedLoad,
     Verdict,
@@ -39,6 +38,7 @@ from simulator.studies.plan.trials import (
     trial,
 )
 from simulator.studies.steady_state.averages import SteadyReplica
+from simulator.studies.steady_state.span import SPAN_S
 from simulator.studies.study_file import StudyFile
 from simulator.workload import generate_requests
 from simulator.workload.generate import trace_began_s

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
-from math import ceil, exp, inf, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,21 +20,9 @@ from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, s
 from simulator.running.records import ErrorSource
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
+from simulator.studies.steady_state.span import most_telling_rate, steady_requests
 from simulator.studies.steady_state.traffic import population
 from simulator.workload import RequestStream, generate_requests
-from simulator.workload.generate import conversation
-
-SPAN_S = 60.0
-"""Seconds of arrivals that a plan simulates at least: a queue that grows must have the time to show."""
-SPAN_LIMITS = 20.0
-"""Minimum span of arrivals as a multiple of the longest wait for a first token that the SLO allows."""
-LEAST_SPAN_S = 10.0
-LEAST_SPAN_LIMITS = 10.0
-"""Seconds of arrivals, and multiples of that wait, below which a run is too short to tell whether a rate is held."""
-CONVERSATIONS_LONGER = 3.0
-"""Factor on the span of conversations: a turn that waits delays the next, so that overload shows slowly."""
-MOST_REQUESTS = 30_000
-"""Requests beyond which a run is not made longer for the sake of ``SPAN_S``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +71,7 @@ class PlannedLoad:
             count = len(population(self.limited(scenario).workload).input_tokens)
         else:
             count = self.requests or scenario.workload.num_requests or 1
-        turns, rising_s = conversation(scenario.workload)
-        return count / turns / (max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s) + rising_s)
+        return most_telling_rate(scenario, count, longest_wait_s)
 
     def limited(self, scenario: Scenario) -> Scenario:
         part = {f"workload.{name}": value for name, value in self._part().items()}
@@ -94,11 +81,8 @@ class PlannedLoad:
         """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
-        turns, rising_s = conversation(scenario.workload)
-        span = max(SPAN_S, SPAN_LIMITS * longest_wait_s) + rising_s
-        span *= 1.0 if turns == 1.0 else CONVERSATIONS_LONGER
-        num_requests = scenario.workload.num_requests or 0
-        return replace(self, requests=max(num_requests, min(MOST_REQUESTS, ceil(span * rate * turns))))
+        requests = steady_requests(scenario, rate, longest_wait_s)
+        return replace(self, requests=max(scenario.workload.num_requests or 0, requests))
 
 
 def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:

@@ -23,12 +23,12 @@ from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
 from simulator.speculation.methods import METHODS, names_in, option_release
 from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, SpeculationConfig, check_table
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
-from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load, served_load
+from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load
 from simulator.studies.engine_flags import ENGINES, drafter_name, engine_name, sglang_counts
 from simulator.studies.frame import study_document
 from simulator.studies.tune.choices import DraftChoice
-from simulator.studies.tune.grid import crossover
-from simulator.studies.tune.tuning import BreakEven, GridCell, TunedLoad, Tuning, fewest_nearly_best
+from simulator.studies.tune.launched import Launched, TunedLoad, launched
+from simulator.studies.tune.tuning import BreakEven, GridCell, Tuning, fewest_nearly_best
 from simulator.studies.tune.worth import draft_worth
 
 OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
@@ -329,7 +329,10 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
     if scheduled and wide:
         ranges = ", ".join(f"{low:,} to {high:,} at {batch:,}" for (low, high), batch in wide.items())
         notes.append(f"wide ranges of batches are judged at one of them alone ({ranges}); give more, such as 1..256")
-    at, off = tuning.crossover.batch, next((cell for cell in tuning.mean if cell.choice is None), None)
+    choices = launched_choices(tuning, scheduled)
+    load = None if choices is None else launched(tuning, choices, seed)
+    at = None if load is None else load.crossover.batch
+    off = next((cell for cell in tuning.mean if cell.choice is None), None)
     if scheduled and at and off is not None and off.batch[0] != round(at) + 1:
         notes.append(
             f"the flags draft nothing from batch {off.batch[0]:,} on: {off.batch[0]:,} to {off.batch[1]:,} take the "
@@ -372,9 +375,10 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         ],
         "crossover": {
             "context": tuning.mean_context,
-            **_load_document(tuning.crossover),
-            "low": _load_document(tuning.crossover_low),
-            "high": _load_document(tuning.crossover_high),
+            "pays": "never" if load is None else load.pays,
+            **_load_document(None if load is None else load.crossover),
+            "low": _load_document(None if load is None else load.low),
+            "high": _load_document(None if load is None else load.high),
         },
         "break_even": [_break_even_document(one) for one in tuning.break_even[len(tuning.cells) :]],
         "kv_tokens": tuning.kv_tokens,
@@ -384,7 +388,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
         "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
         "sglang_tokens": _tokens(one_choice(tuning)) if engine == "sglang" else None,
         "conclusion": tune_sentence(tuning)
-        + (_flags_sentence(tuning, scheduled) if emitted else "")
+        + ("" if load is None else _load_sentence(tuning, load, scheduled, bool(emitted)))
         + _host_sentence(tuning)
         + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
     }
@@ -417,16 +421,46 @@ def _launched(tuning: Tuning, scheduled: bool) -> list[Document | None]:
     ]
 
 
-def _flags_sentence(tuning: Tuning, scheduled: bool) -> str:
-    """What the flags gain at the batches that are judged, the smallest and the largest first."""
-    if len(tuning.mean) == 1:
-        return ""
+def launched_choices(tuning: Tuning, scheduled: bool) -> dict[int, DraftChoice | None] | None:
+    """What is drafted from each batch on: one choice, or those of vLLM's schedule; None where nothing is."""
+    one = one_choice(tuning)
+    if one is None:
+        return None
+    if not scheduled:
+        return {1: one}
+    firsts = (first for first, _, _ in tuned_batches(tuning.mean))
+    return {first: next(c.choice for c in tuning.mean if c.batch[0] >= first or first == 1) for first in firsts}
+
+
+def _load_sentence(tuning: Tuning, load: Launched, scheduled: bool, emitted: bool) -> str:
+    """What the flags gain at the smallest and the largest batch that is judged, and the load up to which they pay."""
     speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
     drafted = "by batch" if scheduled else f"{_name(one_choice(tuning))} at every batch"
-    first, last = ((tuning.mean[i].at_batch, speedups[i]) for i in (0, -1))
-    words = f" The flags draft {drafted}: {first[1]:.2f}x at batch {first[0]:,}, {last[1]:.2f}x at batch {last[0]:,}"
-    over = _last_batch(tuning, speedups)
-    return f"{words}; leave them out where batches stay above {over:.0f}." if over else f"{words}."
+    ends = {tuning.mean[i].at_batch: speedups[i] for i in (0, -1)}
+    gains = ", ".join(f"{speedup:.2f}x at batch {batch:,}" for batch, speedup in ends.items())
+    words = f" {'The flags draft' if emitted else 'Drafting'} {drafted}: {gains}; this "
+    served = load.served_rate
+    most = "" if served is None else f", up to {number(served, 3)} req/s per replica"
+    if load.pays == "always":
+        words += f"pays at every load that can be served{most}."
+    elif load.pays == "never":
+        words += f"costs at every load that can be served{most}."
+    else:
+        rates = [end.request_rate for end in (load.low, load.high)]
+        low = "0" if rates[0] is None else number(rates[0], 3)
+        beyond = "beyond" if served is None else f"{number(served, 3)}, the most that can be served"
+        high = beyond if rates[1] is None else number(rates[1], 3)
+        batch = "" if load.crossover.batch is None else f", a batch of {load.crossover.batch:.0f}"
+        other = "above" if load.pays == "below" else "below"
+        words += (
+            f"pays {load.pays} {number(load.crossover.request_rate, 3)} req/s per replica ({low} to {high}){batch}, "
+            f"and costs {other}."
+        )
+    requested, replicas = scenario_load(tuning.scenario, REQUEST_RATE), tuning.scenario.hardware.replicas
+    if served is None or requested is None or requested <= served * replicas:
+        return words
+    known = f"at most about {number(served * replicas, 3)} req/s can"
+    return f"{words} {number(requested, 3)} req/s cannot be served: {known}."
 
 
 def _host_sentence(tuning: Tuning) -> str:
@@ -437,11 +471,6 @@ def _host_sentence(tuning: Tuning) -> str:
         return ""
     at = f"{share:.0%} of a step that drafts at batch {cell.at_batch}"
     return f" Host work is {at}: where an engine's host is slower, drafting gains less."
-
-
-def _last_batch(tuning: Tuning, speedups: FloatArray) -> float | None:
-    """Batch of the mean request from which drafting costs, by its speed-ups at the batches that are judged."""
-    return crossover(np.array([cell.at_batch for cell in tuning.mean]), speedups)
 
 
 def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
@@ -460,7 +489,7 @@ def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
 
 
 def tune_sentence(tuning: Tuning) -> str:
-    speculation, at = tuning.scenario.speculation, tuning.crossover
+    speculation = tuning.scenario.speculation
     assert speculation is not None
     paying = [cell for cell in tuning.mean if cell.choice is not None]
     where = f"for requests of {tuning.prompt_tokens} + {tuning.output_tokens} tokens"
@@ -476,31 +505,9 @@ def tune_sentence(tuning: Tuning) -> str:
             f"{speculation.method} is not sure to pay at any batch {where}: at best {best.speedup:.2f}x "
             f"({best.best_low:.2f} to {best.best_high:.2f}) with {best.best.name} at batch {best.at_batch}."
         )
-    words = (
-        f"{speculation.method} is best at {best.speedup:.2f}x ({best.best_low:.2f} to {best.best_high:.2f}) with "
-        f"{best.best.name} at batch {best.at_batch} {where}"
-    )
-    scenario, replicas = tuning.scenario, tuning.scenario.hardware.replicas
-    rates = [served_load(one, REQUEST_RATE) for one in (scenario, scenario.with_values({"speculation": None}))]
-    most_rate = max((rate for rate in rates if rate is not None), default=None)
-    served = None if most_rate is None else most_rate / replicas
-    load, over = scenario_load(scenario, REQUEST_RATE), ""
-    if served is not None and load is not None and load > served * replicas:
-        over = f" {number(load, 3)} req/s cannot be served: at most about {number(served * replicas, 3)} req/s can."
-    if served is not None and (at.request_rate is None or at.request_rate >= served) and at.batch != 0.0:
-        return f"{words}; it pays at every load that can be served, up to {number(served, 3)} req/s per replica.{over}"
-    if at.batch is None:
-        last = paying[-1]
-        return f"{words}, and pays up to batch {last.at_batch} ({last.speedup:.2f}x with {last.best.name})."
-    ends = [end.request_rate for end in (tuning.crossover_low, tuning.crossover_high)]
-    most = "beyond" if served is None else f"{number(served, 3)}, the most that can be served"
-    low = "0" if ends[0] is None else number(ends[0], 3)
-    high = most if ends[1] is None or (served is not None and ends[1] > served) else number(ends[1], 3)
-    last_batch = _last_batch(tuning, one_speedups(tuning))
-    chosen = "" if last_batch and round(last_batch) == round(at.batch) else " with the best K of each batch"
     return (
-        f"{words}; it pays below {number(at.request_rate, 3)} req/s per replica ({low} to {high}), a batch of "
-        f"{at.batch:.0f}{chosen}, and costs above.{over}"
+        f"{speculation.method} is best at {best.speedup:.2f}x ({best.best_low:.2f} to {best.best_high:.2f}) with "
+        f"{best.best.name} at batch {best.at_batch} {where}."
     )
 
 
@@ -521,9 +528,8 @@ def _tokens(choice: DraftChoice | None) -> int:
     return 0 if choice is None else choice.tokens
 
 
-def _load_document(load: TunedLoad) -> Document:
-    pays = "always" if load.batch is None else "never" if load.batch == 0.0 else "below"
-    return {"pays": pays, "batch": load.batch or None, "request_rate": load.request_rate}
+def _load_document(load: TunedLoad | None) -> Document:
+    return {"batch": (load and load.batch) or None, "request_rate": load and load.request_rate}
 
 
 def _ends_of(one: BreakEven) -> Document:

@@ -22,7 +22,7 @@ from simulator.running.metrics.uncertainty import Z90, leaving_room
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
-from simulator.studies.tune.grid import crossover, crossover_rate, roomy
+from simulator.studies.tune.grid import roomy
 from simulator.studies.tune.spread import (
     Factors,
     PricedKernels,
@@ -53,13 +53,15 @@ def fewest_nearly_best(speedups: FloatArray) -> IntArray:
     return first
 
 
-def _up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
+def up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
     """The usual values below ``most``, and that one."""
     return (*(value for value in usual if value < most), most)
 
 
 def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """For each of ascending values the whole numbers nearest to it in logarithms: first and last, without a gap."""
+    if not values:
+        return ()
     ends = [isqrt(low * high) for low, high in pairwise(values)]
     starts = [values[0], *(end + 1 for end in ends)]
     return tuple(zip(starts, [*ends, values[-1]], strict=True))
@@ -107,14 +109,6 @@ class BreakEven:
     """Acceptance length, in tokens per verify step, under the scenario's acceptance."""
 
 
-@dataclass(frozen=True, slots=True)
-class TunedLoad:
-    """A batch of the mean request and the requests per second that keep one busy replica at it; None: not reached."""
-
-    batch: float | None
-    request_rate: float | None
-
-
 class PricedChoices(NamedTuple):
     """Times of an output token behind a tuning, in every cell."""
 
@@ -138,11 +132,6 @@ class Tuning:
     mean_context: int
     prompt_tokens: int
     output_tokens: int
-    crossover: TunedLoad
-    """Load above which no number of draft tokens pays."""
-    crossover_low: TunedLoad
-    """The crossover at the lower ends of the speed-ups' intervals."""
-    crossover_high: TunedLoad
     break_even: tuple[BreakEven, ...]
     """Of ``cells``, then of ``mean``."""
     priced: PricedChoices
@@ -176,8 +165,8 @@ def find_drafts(
 ) -> Tuning:
     """Find the best way to draft in every cell of batches and contexts."""
     most_seqs, limit = scenario.engine.max_num_seqs, scenario.engine.max_model_len
-    axis = tuple(batches or _up_to(most_seqs, USUAL_BATCHES))
-    lengths = tuple(contexts or _up_to(min(limit or CONTEXTS[-1], CONTEXTS[-1]), CONTEXTS))
+    axis = tuple(batches or up_to(most_seqs, USUAL_BATCHES))
+    lengths = tuple(contexts or up_to(min(limit or CONTEXTS[-1], CONTEXTS[-1]), CONTEXTS))
     if limit is not None and max(lengths) > limit:
         raise ArgumentError("context", f"{max(lengths)}: engine.max_model_len is {limit}; choose contexts up to that")
     if max(axis) > most_seqs:
@@ -202,28 +191,20 @@ def find_drafts(
         times.append(grid.token_time(choice.scenario, choice.length(grid.contexts), {}))
     speedups = [before / time.seconds(one.length(grid.contexts)) for time, one in zip(times, choices, strict=True)]
     winners = fewest_nearly_best(np.array(speedups))
-    spreads = _spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
+    spreads = choice_spreads(scenario, plain, [choices[i] for i in sorted(set(winners.tolist()))], grid)
     drafted = build_replica(choices[-1].scenario, 0)
     basis = weakest((basis, drafted.basis))
     notes += [note for note in drafted.notes if note not in notes]
     capacity = drafted.memory.num_blocks * drafted.memory.block_size
     fits = grid.seqs * grid.contexts <= capacity
-    cells, lows, highs = [], [], []
+    cells = []
     for index in range(len(grid.seqs)):
         choice, values = choices[winners[index]], speedups[winners[index]]
         speedup, low, high = (float(end[index]) for end in (values, *spreads[choice.name].all.ends(values)))
-        lows.append(low)
-        highs.append(high)
         ends = (low, high) if basis == "calibrated" else leaving_room(speedup, low, high, Z90)
         cells.append(GridCell(*grid.places(index), choice, speedup, *ends, bool(fits[index]), low > 1.0))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])
-
-    at_mean = TokenTime(*(part[split:] for part in (without.step_s, without.prompt_s, without.prompts, without.host)))
-
-    def load(values: Sequence[float]) -> TunedLoad:
-        at = crossover(grid.seqs[split:], np.asarray(values))
-        return TunedLoad(at, crossover_rate(at, grid.seqs[split:], at_mean, request))
 
     if progress is not None:
         progress(len(choices) + 1, len(choices) + 1)
@@ -235,9 +216,6 @@ def find_drafts(
         mean_context=mean,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
-        crossover=load([cell.best_speedup for cell in chosen_cells]),
-        crossover_low=load(lows[split:]),
-        crossover_high=load(highs[split:]),
         break_even=tuple(
             _break_even(cell, times[winners[index]], before, spreads[cell.best.name].timing, index)
             for index, cell in enumerate(cells)
@@ -263,7 +241,7 @@ class _Spreads(NamedTuple):
     all: Spread
 
 
-def _spreads(
+def choice_spreads(
     scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: CellGrid
 ) -> dict[str, _Spreads]:
     """Intervals of every choice that is best somewhere."""
@@ -308,6 +286,10 @@ class CellGrid:
         self._contexts = (*stretches(contexts[:-1]), (contexts[-1], contexts[-1]))
         self._most = most_seqs, most_tokens
         self._request = request
+
+    def at(self, batches: Sequence[int], context: int) -> CellGrid:
+        """Other batches at one context."""
+        return CellGrid(batches, (context,), max(batches), self._most[1], self._request)
 
     def places(self, index: int) -> tuple[tuple[int, int], tuple[int, int], int, int]:
         """Ranges of batches and contexts of a cell, and the batch and context at which it is judged."""

@@ -1,7 +1,6 @@
 """Tuning: invariants that tie the map and its grid to closed forms, to runs, to vLLM's table and to intervals."""
 
 import json
-import re
 import shlex
 from itertools import pairwise
 
@@ -14,12 +13,13 @@ from scenario_parts import burst, drafts, on_h100
 
 import simulator
 from forerun.errors import ForerunError
+from forerun.tables import number
 from simulator.running.run import simulate
 from simulator.speculation import Batch
 from simulator.speculation.policies import batch_table as lookup
 from simulator.studies.study_file import axis_values
 from simulator.studies.tune.choices import draft_choices
-from simulator.studies.tune.document import one_speedups, tune_document, tune_sentence, tuned_batches
+from simulator.studies.tune.document import tune_document, tuned_batches
 from simulator.studies.tune.grid import busy_rate, crossover, speculation_grid
 from simulator.studies.tune.tuning import fewest_nearly_best, find_drafts, stretches
 
@@ -86,7 +86,7 @@ def test_nothing_accepted_never_pays():
     assert [row["speedup"] for row in document["table"]] == [1.0, 1.0]
     assert document["emit"] == ""
     assert document["crossover"]["pays"] == "never"
-    assert result.crossover.batch in (None, 0.0)
+    assert document["crossover"]["request_rate"] is None
     assert "pays at no batch" in document["conclusion"]
     nothing = grid(scenario(acceptance={"alpha": 0.0}))
     assert (nothing.by_batch < 1).all()
@@ -95,13 +95,15 @@ def test_nothing_accepted_never_pays():
 
 def test_less_acceptance_moves_the_crossover_down():
     low, high = (
-        find_drafts(scenario(acceptance={"alpha": alpha}, prompt=128), (1, 16, 64, 128, 256), (512,), (2,))
-        for alpha in (0.15, 0.4)
+        tune_document(
+            find_drafts(scenario(acceptance={"alpha": alpha}, prompt=128), (1, 16, 64, 128, 256), (512,), (2,)), "vllm"
+        )["crossover"]
+        for alpha in (0.4, 0.6)
     )
-    assert low.crossover.batch is not None
-    assert low.crossover.batch < (high.crossover.batch or np.inf)
-    ends = [end.request_rate or 0.0 for end in (low.crossover_low, low.crossover)]
-    assert ends[0] <= ends[1]
+    assert low["pays"] == "below"
+    assert low["batch"] < (high["batch"] or np.inf)
+    assert low["request_rate"] < (high["request_rate"] or np.inf)
+    assert (low["low"]["request_rate"] or 0.0) <= low["request_rate"]
 
 
 def test_flags_that_switch_off_at_another_batch_than_the_crossover_say_why(scheduled):
@@ -279,12 +281,13 @@ def test_grid_needs_a_chain():
         grid(scenario(method="none"))
 
 
-@pytest.mark.parametrize("drafted", [(3,), (1, 3)])
-def test_two_batches_up_to_which_drafting_pays_say_what_is_drafted(drafted):
-    """With one K at every batch drafting stops to pay earlier than with the best K of each."""
-    tuning = find_drafts(scenario(), (1, 8, 32, 64, 128, 256), (1024,), drafted)
-    sentence = tune_sentence(tuning)
-    best = float(re.search(r"a batch of (\d+)", sentence)[1])
-    flagged = round(crossover(np.array([cell.at_batch for cell in tuning.mean]), one_speedups(tuning)))
-    assert (best == flagged) == (len(drafted) == 1)
-    assert ("with the best K of each batch" in sentence) == (best != flagged)
+@pytest.mark.parametrize("batches", [(32,), (1, 8), (1, 8, 32, 64, 128, 256)])
+def test_the_load_up_to_which_drafting_pays_is_that_of_the_flags_whatever_batches_are_judged(batches):
+    """Flags that draft one K at every batch do so beyond the batches judged; the best K of each batch goes further."""
+    known = tune_document(find_drafts(scenario(), (64,), (1024,), (3,)), "vllm")
+    document = tune_document(find_drafts(scenario(), batches, (1024,), (3,)), "vllm")
+    assert document["crossover"] == known["crossover"]
+    assert document["crossover"]["pays"] == "below"
+    rate = document["crossover"]["request_rate"]
+    assert f"this pays below {number(rate, 3)} req/s per replica" in document["conclusion"]
+    assert "at every load" not in document["conclusion"]
