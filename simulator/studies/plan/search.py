@@ -411,6 +411,8 @@ class CheapestFirst(_Search):
         self._queue: list[tuple[float, int, int]] = []
         """(cost, layout, position in the replica counts)"""
         self._tried: list[Candidate] = []
+        self._ended = 0
+        """Candidates judged, and highest rates searched, so far."""
         self._unloaded_miss: dict[int, str | None] = {}
         """Why a layout misses even without load, by layout; None where it holds then."""
 
@@ -431,7 +433,6 @@ class CheapestFirst(_Search):
             candidate = self._try(index, place)
             self._count_model_error(candidate, self._rate)
             self._tried.append(candidate)
-            self._tick(len(self._tried), len(self._tried) + min(len(self._queue), TRIED_AT_ONCE))
             if candidate.status == "meets":
                 winners.append(candidate)
                 cheapest = min(cheapest, cost)
@@ -538,12 +539,19 @@ class CheapestFirst(_Search):
             verdict = self._judged(layout, replicas, load, rate)()
         except FAULTS as error:
             return Candidate(layout, replicas, *fault_words(error))
+        finally:
+            self._one_more()
         self._plan.runs += verdict.runs
         points = verdict.at(rate)
         if verdict.meets:
             return Candidate(layout, replicas, "meets", verdict=verdict, points=points)
         reason = miss_words(verdict, self._plan.options.confidence)
         return Candidate(layout, replicas, "misses", reason, verdict, points=points)
+
+    def _one_more(self) -> None:
+        """Move the progress by a candidate that was judged, or whose highest rate is known."""
+        self._ended += 1
+        self._tick(self._ended, self._ended + min(len(self._queue), TRIED_AT_ONCE))
 
     def _leave_rest(self, cheapest: float) -> None:
         """List what is left in the queue: it costs more than the winner."""
@@ -568,6 +576,8 @@ class CheapestFirst(_Search):
             except FAULTS as error:
                 self._plan.notes.append(f"{winner.name}: its highest rate is not known: {fault_words(error)[1]}")
                 continue
+            finally:
+                self._one_more()
             self._plan.runs += tried
             winner.points += highest.tried if highest is not None else ()
             # Fewer seeds than the verdict had may disagree with it: the rate requested is held whatever they say.

@@ -172,3 +172,14 @@ def test_growing_conversations_have_no_steady_state_in_closed_form():
     assert "can be served" not in compared.conclusion
     curves = next(table for table in compared.tables() if table.name == "load curves")
     assert all(str(row[0]).endswith(" conversations/s") for row in curves.rows)
+
+
+def test_a_plan_moves_its_progress_with_every_candidate_that_is_judged_and_every_rate_that_is_searched():
+    """Headroom takes most of the time: the highest rates of what holds, a failed replica, twice the load."""
+    seen = []
+    options = FEW | {"requests": None, "replications": 1, "interval": False}
+    planned = plan(LOAD, rate=10.0, slo=SLO, **options, progress=lambda done, total: seen.append((done, total)))
+    tried = sum(one["status"] in ("meets", "misses") for one in planned.document["candidates"])
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert len(seen) >= 2 * tried + 1
+    assert all(done <= total for done, total in seen)
