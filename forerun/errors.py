@@ -248,12 +248,40 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         from difflib import get_close_matches
 
         least = LEAST_ALIKE_NUMBERED if any(map(str.isdigit, word)) else LEAST_ALIKE
-        near = get_close_matches(word, words, n=1, cutoff=least) or get_close_matches(word.lower(), words, 1, least)
+        alike = [other for other in words if _same_numbers(word, other)]
+        near = get_close_matches(word, alike, n=1, cutoff=least) or get_close_matches(word.lower(), alike, 1, least)
     shown_ = [f"'{other}'" for other in near[:MOST_NEAR]]
     if not shown_:
         return ""
     more = " ..." if len(near) > MOST_NEAR else ""
     return f"; did you mean {' or '.join(filter(None, [', '.join(shown_[:-1]), shown_[-1]]))}{more}?"
+
+
+def _same_numbers(word: str, other: str) -> bool:
+    """True unless ``word`` has a number or a short word that ``other`` lacks: another size, version or kind.
+
+    Digits may be in another order, or missing at the end of a whole number; one or two letters in front of a number
+    must be the same.
+
+    >>> [_same_numbers(*pair) for pair in (("h10-sxm", "h100-sxm"), ("a800", "h800"), ("gaudi2", "gaudi-3"))]
+    [True, False, False]
+    >>> _same_numbers("qwen2.5-vl-7b", "qwen2.5-7b"), _same_numbers("glm-5.3", "glm-5")
+    (False, False)
+    """
+    pattern = r"([a-z]*)(\d+(?:\.\d+)?)"
+    numbers, known = (re.findall(pattern, text.lower()) for text in (word, other))
+    if not numbers:
+        return True
+    short = [part for part in re.findall(r"[a-z]+", re.sub(pattern, " ", word.lower())) if 2 <= len(part) <= 3]
+    near = all(
+        any(
+            (front == letters or len(letters) > 2 or len(front) > 2)
+            and (sorted(number) == sorted(digits) or ("." not in number + digits and digits.startswith(number)))
+            for front, digits in known
+        )
+        for letters, number in numbers
+    )
+    return near and all(part in other.lower() for part in short)
 
 
 def _parts(name: str) -> set[str]:

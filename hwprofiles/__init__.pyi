@@ -1,3 +1,4 @@
+from hwprofiles.catalogue import chip_name as chip_name
 from hwprofiles.catalogue import chip_names as chip_names
 from hwprofiles.catalogue import link_names as link_names
 from hwprofiles.catalogue import load_chip as load_chip

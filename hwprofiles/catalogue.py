@@ -1,6 +1,7 @@
 """Load and validate profiles, from the catalogue or from a user's YAML file; results are cached."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -156,11 +157,41 @@ def _load_link_by_name(name: str) -> Link:
     return _load_named("links", name, Link, "link")
 
 
+def chip_name(text: str, known: tuple[str, ...]) -> str | None:
+    """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
+    word = text.strip().lower().replace("_", "-")
+    if word in known:
+        return word
+    chips: dict[str, str | None] = packaged("hwprofiles", "published.yaml")["chips"]
+    name = next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
+    if name is not None:
+        return None if name == "none" else name
+    named = [chip for chip in known if re.search(r"\d", chip) and re.search(_chip_pattern(chip), word)]
+    return max(named, key=len, default=None)
+
+
+@cache
+def _chip_pattern(chip: str) -> str:
+    """A pattern of a catalogue name in a device name: RTX 4090, RTX4090 24GB, nvidia-l40s, V100-SXM2.
+
+    A Ti, a Super or a laptop's chip is another one, unless the name says so.
+    """
+    other = "".join(
+        rf"(?!.*\b{word}\b)" for word in ("ti", "super", "laptop", "max-q", "d") if word not in chip.split("-")
+    )
+    end = "(?![0-9a-z])" if chip[-1].isdigit() else ""
+    return r"(?<![a-z0-9])" + chip.replace("-", "[ -]?") + end + other
+
+
 def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     names = _names(folder)
     if name not in names:
         known = "forerun chips list" if noun == "chip" else ", ".join(names)
-        raise ProfileError(f"no {noun} '{name}'{did_you_mean(name, names)} ({known}, or a path to a .yaml file)")
+        meant = chip_name(name, names) if noun == "chip" else None
+        hint = did_you_mean(name, names)
+        if meant in names and " or '" not in hint:
+            hint = f"; did you mean '{meant}'?"
+        raise ProfileError(f"no {noun} '{name}'{hint} ({known}, or a path to a .yaml file)")
     place = f"{folder}/{name}.yaml"
     return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)
 

@@ -52,6 +52,26 @@ def mixed_dtype(weights: Mapping[str, float]) -> str:
     return parts[0][1] if len(parts) == 1 else MIXED.join(f"{name}{SHARE}{share:.4g}" for share, name in parts)
 
 
+FORMAT_NAMES: dict[str, str] = {
+    text: name for name, texts in packaged("hwprofiles", "published.yaml")["formats"].items() for text in texts
+}
+"""Catalogue format of each name in published results and in other tools."""
+
+
+def dtype_name(text: str) -> str | None:
+    """A weight format in the catalogue's words, whatever is added in parentheses; None for one that is not known."""
+    return FORMAT_NAMES.get(text.partition("(")[0].strip().lower())
+
+
+def _dtype_hint(dtype: str) -> str:
+    """Way out for a name that is no dtype: that of another tool, or one of similar spelling."""
+    word = dtype.lower()
+    if word == "auto":
+        return "; leave it out for the checkpoint's own"
+    meant = FORMAT_NAMES.get(word)
+    return f"; did you mean '{meant}'?" if meant else did_you_mean(dtype, DTYPES)
+
+
 def format_of(stored: str) -> str:
     """Return the format part of ``format@kernel``; for a mixed dtype, the format with the largest share.
 
@@ -71,7 +91,7 @@ def dtype_bytes(dtype: str) -> float:
     if size is None and MIXED in dtype:
         return sum(share * DTYPES[name] for name, share in shares_of(dtype).items())
     if size is None:
-        raise ProfileError(f"no dtype '{dtype}'{did_you_mean(dtype, DTYPES)} (one of {', '.join(DTYPES)})")
+        raise ProfileError(f"no dtype '{dtype}'{_dtype_hint(dtype)} (one of {', '.join(DTYPES)})")
     return size
 
 

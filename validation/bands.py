@@ -32,7 +32,8 @@ from forerun.tables import Table, Value
 from forerun.workers import Workers
 from hwprofiles import ProfileError
 from simulator.llm import load_architecture
-from simulator.replay.rerun import catalogue_model, rerun
+from simulator.llm.load import catalogue_model
+from simulator.replay.rerun import rerun
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.metrics.served import (
     ALL,

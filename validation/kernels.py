@@ -10,11 +10,10 @@ import numpy as np
 
 from dashboards.recorded_errors import ErrorRow
 from forerun.errors import ForerunError
-from hwprofiles import KernelLibrary, ProfileError, chip_names, load_chip
+from hwprofiles import KernelLibrary, ProfileError, chip_name, chip_names, load_chip
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.library import LIBRARIES
 from simulator.replay.kernels import replay_kernels
-from simulator.replay.rerun import chip_name
 from traces import TraceError
 from traces.kernels import COLLECTIVES, KernelTable, concatenate, read_kernels
 from validation import tables as tables  # lets read_kernels read them

@@ -9,8 +9,9 @@ from pathlib import Path
 from dashboards.recorded_errors import ErrorRow
 from forerun.errors import ForerunError
 from hwprofiles import weakest
+from simulator.llm.load import catalogue_model
 from simulator.replay.requests import RequestReplay, Start, replay_requests
-from simulator.replay.rerun import catalogue_model, framework_name, framework_of_version
+from simulator.replay.rerun import framework_name, framework_of_version
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, scenario_from
 from traces import TraceError

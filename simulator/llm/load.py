@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -13,7 +14,8 @@ import yaml
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import TooLargeError, bounded_text, packaged_file, parse
+from forerun.yaml_files import TooLargeError, bounded_text, packaged, packaged_file, parse
+from hwprofiles.dtypes import FORMAT_NAMES
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config
@@ -84,7 +86,7 @@ def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
         return _from_file(path)
     if isinstance(model, Path) or path.suffix.lower() in (*_SUFFIXES, _GGUF):
         raise ForerunError(f"{model}: no such file")
-    hint = did_you_mean(model.lower(), [*architecture_names(), *architecture_aliases()])
+    hint = _published_hint(model) or did_you_mean(model.lower(), [*architecture_names(), *architecture_aliases()])
     raise ForerunError(
         joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
     )
@@ -240,6 +242,69 @@ def _object(path: Path, text: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise ForerunError(f"{path}: must be an object of fields, not a {type(values).__name__}")
     return values
+
+
+@cache
+def _published_names() -> dict[str, Any]:
+    """Endings of published model names, and repositories of which a format is stored in blocks."""
+    return packaged("simulator.llm", "published_models.yaml")
+
+
+def stored_dtype(model: str, dtype: str) -> str:
+    """The catalogue's format of a published one: FP8 of some repositories has a scale for each block."""
+    return "fp8_block" if dtype == "fp8" and re.fullmatch(_published_names()["in_blocks"], model.lower()) else dtype
+
+
+def _published_hint(model: str) -> str:
+    """Catalogue model and format that a published name means, as a hint; empty if the catalogue has no such model."""
+    name = catalogue_model(model)
+    if name is None:
+        return ""
+    words = re.split(r"[-\s()]+", model.lower())
+    dtype = named_dtype(model)
+    if dtype is None:
+        return "" if any(word in FORMAT_NAMES or re.fullmatch(r"\d+bit|gptq|gguf|mlx", word) for word in words) else (
+            f"; did you mean '{name}'?"
+        )  # fmt: skip
+    return f"; it is {name} with weights_dtype: {stored_dtype(model, dtype)} here"
+
+
+def named_dtype(model: str) -> str | None:
+    """The one weight format that a model's name contains, such as ``fp4`` for "Kimi-K2.6-NVFP4", or None."""
+    formats = {FORMAT_NAMES[word] for word in re.split(r"[-\s()]+", model.lower()) if word in FORMAT_NAMES}
+    return formats.pop() if len(formats) == 1 else None
+
+
+def catalogue_model(text: str) -> str | None:
+    """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
+    word = re.sub(r"[\s()]+", "-", text.lower()).strip("-")
+    names = _known_models()
+    return next((names[candidate] for candidate in _model_spellings(word) if candidate in names), None)
+
+
+def _model_spellings(word: str) -> list[str]:
+    tail = word.rsplit("/", 1)[-1]
+    spellings = [word, tail]
+    changed = True
+    while changed:
+        changed = False
+        dated = re.search(_published_names()["release_date"], tail)
+        for suffix in [*_published_names()["model_suffixes"], *([dated[0]] if dated else [])]:
+            if tail.endswith(suffix):
+                tail, changed = tail.removesuffix(suffix), True
+                spellings.append(tail)
+    if re.fullmatch(r"llama-\d+b", tail):
+        spellings.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
+    spellings.append(tail.removeprefix("nvidia-"))
+    plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
+    return [*spellings, plain, re.sub(r"^meta-", "", plain)]
+
+
+@cache
+def _known_models() -> dict[str, str]:
+    aliases = architecture_aliases()
+    known = {alias.rsplit("/", 1)[-1]: name for alias, name in sorted(aliases.items(), reverse=True)}
+    return {**known, **aliases, **{name: name for name in architecture_names()}}
 
 
 Model = Architecture

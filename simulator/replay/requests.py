@@ -16,9 +16,10 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Summary
 from forerun.tables import Table
-from hwprofiles import ProfileError, weakest
+from hwprofiles import ProfileError, chip_name, weakest
+from simulator.llm.load import catalogue_model
 from simulator.replay.replay_tables import ERRORS, run_replay_tables
-from simulator.replay.rerun import catalogue_model, chip_name, framework_name, rerun
+from simulator.replay.rerun import framework_name, rerun
 from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
-from hwprofiles import chip_names, load_chip, systems
-from hwprofiles.dtypes import dtype_bytes
-from simulator.llm.load import architecture_aliases, architecture_names, load_architecture
+from hwprofiles import chip_name, chip_names, load_chip, systems
+from hwprofiles.dtypes import dtype_bytes, dtype_name
+from simulator.llm.load import architecture_names, catalogue_model, load_architecture, named_dtype, stored_dtype
 from simulator.llm.mixers import Recurrent
 from simulator.running.assumptions import Factors
 from simulator.running.build import build_replica
@@ -34,28 +33,7 @@ from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
 
 _NAMES: dict[str, Any] = packaged("simulator.replay", "published_names.yaml")
-"""Content of ``published_names.yaml``: published names in the catalogue's words, and limits of engines."""
-_FORMATS = {text: name for name, texts in _NAMES["formats"].items() for text in texts}
-
-
-def chip_name(text: str, known: tuple[str, ...]) -> str | None:
-    """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
-    word = text.strip().lower().replace("_", "-")
-    if word in known:
-        return word
-    chips: dict[str, str | None] = _NAMES["chips"]
-    name = next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
-    if name is not None:
-        return name
-    named = [chip for chip in known if re.search(r"\d", chip) and re.search(_chip_pattern(chip), word)]
-    return max(named, key=len, default=None)
-
-
-@cache
-def _chip_pattern(chip: str) -> str:
-    """A pattern of a catalogue name in a device name: RTX 4090, RTX4090 24GB, nvidia-l40s, V100-SXM2."""
-    end = r"(?![0-9])" if chip[-1].isdigit() else ""
-    return r"(?<![a-z0-9])" + chip.replace("-", "[ -]?") + end
+"""Content of ``published_names.yaml``: names and limits of engines."""
 
 
 def framework_name(text: str) -> str | None:
@@ -88,49 +66,6 @@ def framework_of_version(framework: str, version: str | None) -> str:
     if older is None or not numbers or numbers[0] > 0:
         return framework
     return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
-
-
-def dtype_name(text: str) -> str | None:
-    """A weight format in the catalogue's words, whatever is added in parentheses; None for one that is not known."""
-    return _FORMATS.get(text.partition("(")[0].strip().lower())
-
-
-def named_dtype(model: str) -> str | None:
-    """The one weight format that a model's name contains, such as ``fp4`` for "Kimi-K2.6-NVFP4", or None."""
-    formats = {_FORMATS[word] for word in re.split(r"[-\s()]+", model.lower()) if word in _FORMATS}
-    return formats.pop() if len(formats) == 1 else None
-
-
-def catalogue_model(text: str) -> str | None:
-    """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
-    word = re.sub(r"[\s()]+", "-", text.lower()).strip("-")
-    names = _known_models()
-    return next((names[candidate] for candidate in _model_spellings(word) if candidate in names), None)
-
-
-def _model_spellings(word: str) -> list[str]:
-    tail = word.rsplit("/", 1)[-1]
-    spellings = [word, tail]
-    changed = True
-    while changed:
-        changed = False
-        dated = re.search(_NAMES["release_date"], tail)
-        for suffix in [*_NAMES["model_suffixes"], *([dated[0]] if dated else [])]:
-            if tail.endswith(suffix):
-                tail, changed = tail.removesuffix(suffix), True
-                spellings.append(tail)
-    if re.fullmatch(r"llama-\d+b", tail):
-        spellings.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
-    spellings.append(tail.removeprefix("nvidia-"))
-    plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
-    return [*spellings, plain, re.sub(r"^meta-", "", plain)]
-
-
-@cache
-def _known_models() -> dict[str, str]:
-    aliases = architecture_aliases()
-    known = {alias.rsplit("/", 1)[-1]: name for alias, name in sorted(aliases.items(), reverse=True)}
-    return {**known, **aliases, **{name: name for name in architecture_names()}}
 
 
 UNKNOWN_RELEASE = "unknown"
@@ -167,8 +102,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
             if name is None:
                 raise ForerunError(f"{what} '{text}' is not known{_known(key, text)}")
             names[key] = name
-    if names.get("weights") == "fp8" and re.fullmatch(_NAMES["in_blocks"], published.lower()):
-        names["weights"] = "fp8_block"
+    if "weights" in names:
+        names["weights"] = stored_dtype(published, names["weights"])
     if "weights" not in names and (stated := named_dtype(run.model or "") or named_dtype(published)):
         names["weights"] = stated
     if "weights" in names and not _own_format(data["model"], names["weights"]):

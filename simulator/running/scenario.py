@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, without_unit
 from forerun.types import PositiveFloat, Section
-from forerun.yaml_files import TooLargeError, bounded_text, parse, problem_of
+from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
@@ -128,6 +128,20 @@ class Scenario(Section):
             raise _refusal(error, "Scenario") from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without the shortcuts
+
+    @field_validator("pools", mode="before")
+    @classmethod
+    def _roles_by_name(cls, pools: Any) -> Any:
+        """Give pools that are called prefill or decode, or begin so, this role unless they state one."""
+        if not isinstance(pools, dict):
+            return pools
+        roles = {
+            name: next((one for one in ("prefill", "decode") if str(name).startswith(one)), None) for name in pools
+        }
+        return {
+            name: {"role": roles[name], **pool} if roles[name] and isinstance(pool, dict) else pool
+            for name, pool in pools.items()
+        }
 
     @field_validator("slo")
     @classmethod
@@ -323,7 +337,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str:
     place, name = _fields(location[:-1]), str(location[-1])
     known = _known_fields(model, place)
-    hint = did_you_mean(name.lower().replace("-", "_"), known)
+    plain = name.lower().replace("-", "_")
+    if place == ["speculation", "tree"]:
+        plain = {"steps": "speculative_num_steps", "topk": "speculative_eagle_topk"}.get(plain, plain)
+    if meant := packaged("simulator.running", "other_names.yaml").get(plain):
+        return f"{'.'.join([*place, name])}: unknown field; it is {meant} here (fields here: {', '.join(known)})"
+    hint = did_you_mean(plain, known)
     nested = [path for path in _paths_of(model) if "." in path]
     paths = [path for path in nested if path.rsplit(".", 1)[-1] == name]
     if not paths and not any(name in one.split("_") for one in known):

@@ -451,6 +451,7 @@ class GrammarConfig(Section):
 GRAMMAR = "grammar"
 """Method of a grammar without a drafter beside it."""
 MOST_DRAFT_TOKENS = 1024
+DRAFTER = "draft: {model: ...}"
 
 
 class SpeculationConfig(Section):
@@ -491,7 +492,8 @@ class SpeculationConfig(Section):
         if (self.num_speculative_tokens is None) == (self.tree is None):
             given = "got both" if self.tree is not None else "got neither"
             ways = " or tree" if self.method in trees else ""
-            raise ValueError(f"method '{self.method}' needs num_speculative_tokens{ways} ({given})")
+            more = self._also_missing() if self.tree is None else ""
+            raise ValueError(f"method '{self.method}' needs num_speculative_tokens{ways} ({given}){more}")
         if self.tree is not None and self.method not in trees:
             raise ValueError(
                 f"method '{self.method}' drafts a chain; give num_speculative_tokens instead of tree "
@@ -501,7 +503,7 @@ class SpeculationConfig(Section):
             raise ValueError(
                 f"method '{self.method}' needs acceptance: what your engine counted ({{log: engine.log}}), a published "
                 "curve ({curve: NAME}; forerun workloads curves lists them), or rates such as "
-                "{conditional: [0.75, 0.7, 0.65]}"
+                "{conditional: [0.75, 0.7, 0.65]}" + ("" if self._has_drafter else f"; and {DRAFTER}")
             )
         self._check_draft()
         self._check_confidence(self.acceptance)
@@ -515,13 +517,22 @@ class SpeculationConfig(Section):
         return self
 
     @property
+    def _has_drafter(self) -> bool:
+        return self.method != "draft-model" or (self.draft is not None and self.draft.model is not None)
+
+    def _also_missing(self) -> str:
+        """What else an incomplete drafter needs, so that one refusal names all of it."""
+        acceptance = [] if self.acceptance is not None else ["acceptance, such as {conditional: [0.75, 0.7, 0.65]}"]
+        return "".join(f"; and {one}" for one in [*acceptance, *([] if self._has_drafter else [DRAFTER])])
+
+    @property
     def depth(self) -> int:
         """Most draft tokens that one step can accept."""
         return self.tree.longest_path if self.tree is not None else self.num_speculative_tokens or 0
 
     def _check_draft(self) -> None:
-        if self.method == "draft-model" and (self.draft is None or self.draft.model is None):
-            raise ValueError("method 'draft-model' needs draft: {model: ...}")
+        if not self._has_drafter:
+            raise ValueError(f"method 'draft-model' needs {DRAFTER}")
         fields = METHODS[self.method].fields
         for name in () if self.draft is None else sorted(self.draft.model_fields_set):
             if name not in fields and getattr(self.draft, name) is not None:

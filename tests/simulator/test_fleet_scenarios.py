@@ -242,3 +242,17 @@ def test_what_arrives_in_a_decode_pool_is_a_row_of_a_decode_step():
     assert answers.sum() > 20
     assert (steps.prefill_seqs[answers] == 0).all()
     assert (steps.decode_seqs[answers].sum(), steps.prefill_tokens[~answers].sum()) == (60 * 19, 60 * 800)
+
+
+@pytest.mark.parametrize(
+    ("pools", "roles"),
+    [
+        ({"prefill": {}, "decode": {}}, ["prefill", "decode"]),
+        ({"prefill-h100": {"engine": {"max_num_seqs": 8}}, "decode_2": {}}, ["prefill", "decode"]),
+        ({"prefill": {"role": "both"}, "large": {}}, ["both", "both"]),
+    ],
+)
+def test_pools_called_prefill_and_decode_have_these_roles(pools, roles):
+    scenario = on_h100(burst(4, 64, 8), pools=pools)
+    assert [pool.role for pool in scenario.pools.values()] == roles
+    assert (simulate(scenario).transfers is not None) == ("decode" in roles)

@@ -7,6 +7,9 @@ from refused import refused
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
+from forerun.errors import ForerunError
+from hwprofiles import load_chip
+from simulator.llm import load_architecture
 from simulator.running.scenario import scenario_from
 from simulator.studies.names import check_names
 
@@ -91,3 +94,30 @@ def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
     (tmp_path / "study.json").write_text(json.dumps(study))
     line = forerun("compare", tmp_path / "study.json").error_line
     assert "variants[1]: hardware.chip: no chip 'h10-sxm'; did you mean 'h100-sxm'?" in line
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "hint"),
+    [
+        (load_chip, "NVIDIA H100 80GB HBM3", "did you mean 'h100-sxm'?"),
+        (load_chip, "NVIDIA A100-SXM4-80GB", "did you mean 'a100-sxm-80gb'?"),
+        (load_chip, "NVIDIA GeForce RTX 3090", "did you mean 'rtx-3090'?"),
+        (load_chip, "NVIDIA GeForce RTX 3090 Ti", "did you mean 'rtx-3090-ti'?"),
+        (load_chip, "AMD Instinct MI300X", "did you mean 'mi300x'?"),
+        (load_chip, "dgx-spark", "did you mean 'gb10'?"),
+        (load_chip, "h10-sxm", "did you mean 'h100-sxm'?"),
+        *((load_chip, name, "") for name in ("NVIDIA A800-SXM4-80GB", "a10g", "h20-3e", "rtx-pro-4500", "gaudi2")),
+        (load_chip, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
+        (load_architecture, "Qwen/Qwen3-32B-FP8", "it is qwen3-32b with weights_dtype: fp8_block here"),
+        (load_architecture, "nvidia/Llama-3.3-70B-Instruct-FP4", "it is llama-3.3-70b with weights_dtype: fp4 here"),
+        (load_architecture, "x/Qwen3.6-35B-A3B-AWQ-4bit", "it is qwen3.6-35b-a3b with weights_dtype: int4 here"),
+        (load_architecture, "qwn3-8b", "did you mean 'qwen3-8b'?"),
+        *((load_architecture, name, "") for name in ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen2.5-VL-7B-Instruct")),
+        *((load_architecture, name, "") for name in ("zai-org/GLM-5.3", "x/Mistral-Small-3.2-24B-Instruct-2506")),
+    ],
+)  # fmt: skip
+def test_a_hint_means_the_same_thing_or_is_not_given(load, name, hint):
+    """Another generation, size or kind is no hint, however alike its name."""
+    with pytest.raises(ForerunError) as refused:
+        load(name)
+    assert (hint in str(refused.value)) if hint else ("did you mean" not in str(refused.value))

@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.arrays import IntArray
 from forerun.yaml_files import packaged
-from simulator.replay.rerun import catalogue_model
+from simulator.llm.load import catalogue_model
 from simulator.speculation import curve_names, load_curve
 from traces.benchmark_results import (
     LATENCIES,

@@ -47,7 +47,8 @@ class PoolConfig(Section):
     """Replicas that differ from the scenario's own ``hardware`` and ``engine`` in the fields given here."""
 
     role: Role = "both"
-    """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it."""
+    """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it. Default: that of a
+    name which begins with prefill or decode."""
     hardware: dict[str, Any] = Field(default_factory=dict)
     """Fields of ``hardware`` that this pool overrides."""
     engine: dict[str, Any] = Field(default_factory=dict)

@@ -104,7 +104,7 @@ REFUSED = [
     ("run tune.yaml --seed 1k", "--seed: must be a whole number without a unit; write 1000 (got '1k')"),
     ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304; write 1000"),
     ("plan tune.yaml --rate 4 --slo p99_ttft_ms=1s", "must be a positive number without a unit; write 1000 (got '1s')"),
-    ("tune tune.yaml --set speculation.method=eagle4", "no method 'eagle4'; did you mean 'eagle'"),
+    ("tune tune.yaml --set speculation.method=eagel3", "no method 'eagel3'; did you mean 'eagle3'"),
     ("draft-pool tune.yaml --verifiers 0", "--verifiers: 0: must be whole numbers from 1"),
     (f"{KERNEL} gem m=1", "did you mean 'gemm'"),
     (f"{KERNEL} gemm m=1 n=2", "k missing"),

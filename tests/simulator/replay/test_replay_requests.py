@@ -12,14 +12,12 @@ from scenario_parts import burst, drafts, on_h100
 from scenario_search.search import placed, scenario_of
 
 from forerun.errors import ForerunError
-from hwprofiles import chip_names
+from hwprofiles import chip_name, chip_names
+from hwprofiles.dtypes import dtype_name
+from simulator.llm.load import catalogue_model, named_dtype
 from simulator.replay.requests import in_training, parse_condition, replay_requests
 from simulator.replay.rerun import (
-    catalogue_model,
-    chip_name,
-    dtype_name,
     framework_name,
-    named_dtype,
     overridden,
     pool_hashes,
     readings,

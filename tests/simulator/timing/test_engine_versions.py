@@ -8,8 +8,10 @@ from plain_scenario import plain_scenario
 from timing_steps import arrays, decode, deployment, memory_plan
 
 from hwprofiles import dtype_bytes
+from hwprofiles.dtypes import dtype_name
 from simulator.llm import load_architecture
-from simulator.replay.rerun import catalogue_model, dtype_name, framework_of_version
+from simulator.llm.load import catalogue_model
+from simulator.replay.rerun import framework_of_version
 from simulator.running.build import build_replica
 from simulator.timing import StepTimer, load_framework
 

@@ -129,8 +129,8 @@ class TestFrameworks:
     def test_names_and_sources(self):
         with pytest.raises(ForerunError, match=r"no framework 'sglan'; did you mean 'sglang'. \(one of generic, vllm"):
             load_framework("sglan")
-        with pytest.raises(ForerunError, match=r"no drafter 'eagle4'; did you mean 'eagle"):
-            load_draft_overhead("vllm", "eagle4")
+        with pytest.raises(ForerunError, match=r"no drafter 'eagel3'; did you mean 'eagle"):
+            load_draft_overhead("vllm", "eagel3")
         assert load_draft_overhead("an engine without entries", "eagle3") == load_draft_overhead("default", "eagle3")
 
 
