@@ -11,6 +11,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
+Tabulated = Annotated[int, Field(gt=0, le=1 << 20)]
+"""A count up to which tables are made."""
 Replicas = Annotated[int, Field(gt=0, le=10_000)]
 """Copies of an engine; each is built before a run begins, which takes a millisecond and 15 KB."""
 LONGEST_S = 1e9

@@ -156,7 +156,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
-        engine = with_defaults(self.engine, self.hardware)
+        engine = with_defaults(self.engine, self.hardware, self.model, self.speculation)
         known = chosen_fields(self)
         formats = {name: value for name, value in default_formats(engine).items() if name not in known}
         self.model_fields_set.difference_update(formats)
@@ -182,7 +182,9 @@ class Scenario(Section):
         try:
             fields = base.model_dump(exclude_unset=True) | getattr(self.pools[pool], section)
             made = type(base).model_validate(fields)
-            return with_defaults(made, self.pool_section(pool, "hardware")) if section == "engine" else made
+            if section != "engine":
+                return made
+            return with_defaults(made, self.pool_section(pool, "hardware"), self.model, self.speculation)
         except ValidationError as error:
             raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
