@@ -98,7 +98,7 @@ class StepAudit:
                 needed += np.bincount(part.steps.replica, weights=least, minlength=len(needed))
         else:
             self._note(speed_of_light(part))
-            self._note(parts(part))
+            self._note(sum_of_parts(part))
 
     def _note(self, problems: Iterator[str]) -> None:
         self.problems += problems if not self.problems else ()
@@ -392,7 +392,7 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
         yield f"{part.name(row)} handed out {rows.output_tokens[row]} tokens, it computed {most[row]}"
 
 
-def parts(part: PoolSteps) -> Iterator[str]:
+def sum_of_parts(part: PoolSteps) -> Iterator[str]:
     """A step takes as long as its parts: the seconds of its kernels by what bounds them, of copies and of the host."""
     rows = part.steps
     summed_s = rows.compute_s + rows.memory_s + rows.interconnect_s + rows.latency_s + rows.host_s

@@ -152,6 +152,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     # What a mean context may be off by; parts that are further off do not sum to the step, which the invariants report.
     near = np.clip(scale, (1.0 - MEAN_CONTEXT) * count, (1.0 + MEAN_CONTEXT) * count)
     scale = np.where(scaled & ~overlapped, near, scale)
+    scale[steps.integers("prefill_seqs") + steps.integers("decode_seqs") == 0] = 0.0  # requests were preempted, no more
     columns: dict[str, Any] = {name: steps.integers(name) for name in COUNTED}
     columns |= {name: steps.column(name).copy() for name in ("start_s", "seconds")}
     columns |= {name: getattr(costs, name) * scale for name in SCALED}
