@@ -237,4 +237,52 @@ def test_registered_plug_ins_run_by_name(forgotten, tmp_path):
         result.document["summary"]["spec_decode_draft_tokens"] == result.document["summary"]["spec_decode_num_drafts"]
     )
     with pytest.raises(fr.ForerunError, match=r"facts: .*mixez"):
-        fr.register.scheduler("registered", mixez=True)(ShortestFirst)
+        fr.register.scheduler("registered", replace=True, mixez=True)(ShortestFirst)
+
+
+class NoRouter:
+    def __init__(self, settings):
+        pass
+
+
+class HalfARouter:
+    def __init__(self, settings, log):
+        pass
+
+    def choose(self, request):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "plugin", "words"),
+    [
+        ("scheduler", "vllm-v1", UnifiedScheduler, r"'vllm-v1' is in use; choose another, or state replace=True"),
+        ("router", "round-robin", NoRouter, "is in use"),
+        ("admission", "queue", NoRouter, "is in use"),
+        ("drafter", "ngram", NoRouter, "is in use"),
+        ("policy", "ema", NoRouter, "is in use"),
+        ("reader", "azure-llm", NoRouter, "is in use"),
+        ("reader", "auto", NoRouter, "is in use"),
+        ("scheduler", UnifiedScheduler, None, r"a name is needed, as in @fr.register.scheduler\('mine'\)"),
+        ("scheduler", "registered", NoRouter, "NoRouter does not build on Scheduler"),
+        ("scheduler", "registered", lambda *_: None, "is not a class"),
+        ("scheduler", "registered", UnifiedScheduler.__base__, "Scheduler has no method "),
+        ("router", "registered", NoRouter, "NoRouter is called with 2 arguments: too many"),
+        ("router", "registered", HalfARouter, r"HalfARouter.choose is called with 2 arguments"),
+        ("admission", "registered", NoRouter, "NoRouter has no method takers"),
+        ("drafter", "registered", NoRouter(0), "is not a class or a function"),
+        ("drafter", "registered", NoRouter, "has no method parts"),
+        ("policy", "registered", HalfARouter, "is called with 1 argument: missing"),
+        ("reader", "registered", lambda: (), "is called with 1 argument: too many"),
+    ],
+)
+def test_a_plug_in_that_could_not_run_or_would_hide_another_is_refused_at_once(kind, name, plugin, words):
+    with pytest.raises(fr.ForerunError, match=words):
+        getattr(fr.register, kind)(name)(plugin)
+
+
+def test_a_plug_in_replaces_another_where_that_is_stated(forgotten):
+    for _ in range(2):
+        fr.register.scheduler("registered", replace=True)(UnifiedScheduler)
+    with pytest.raises(fr.ForerunError, match="is in use"):
+        fr.register.scheduler("registered")
