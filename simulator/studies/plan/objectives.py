@@ -88,8 +88,8 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
     """
-    for key, value in slo.items():
-        check_number(f"slo {key}", value, 0, inf, whole=False)
+    for name, limit in slo.items():
+        check_number(f"slo {name}", limit, 0, inf, whole=False)
     values = {key: float(value) for key, value in slo.items()}
     for text in map(str, texts):
         key, equals, value = text.partition("=")
