@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +15,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
-from hwprofiles import load_chip, load_link
-from simulator.llm import load_architecture
 from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
+from simulator.running.names import check_names
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
@@ -30,7 +29,6 @@ from simulator.serving.fleet.fleet_config import (
 )
 from simulator.speculation import SpeculationConfig, carry_acceptance
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
-from simulator.timing import load_framework
 from simulator.timing.hardware_config import HardwareConfig
 from simulator.workload.workload_config import WorkloadConfig
 
@@ -165,7 +163,7 @@ class Scenario(Section):
         self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
         check_sections(self)
-        _check_names(self)
+        check_names(self, files=False)
         return self
 
     @classmethod
@@ -471,47 +469,6 @@ FILE_FIELDS = (
     "speculation.acceptance.log",
 )
 """Fields that may name a file; ``*`` stands for every entry of a list or mapping."""
-
-
-LOADERS: Mapping[str, Callable[[str], Any]] = {
-    "chip": load_chip,
-    "framework": load_framework,
-    "host_link": load_link,
-    "link": load_link,
-    "model": load_architecture,
-    "pipeline_link": load_link,
-}
-"""Functions that read what a field names, by the field."""
-
-
-def _check_names(scenario: Scenario) -> None:
-    """Refuse names that no catalogue has; files are read when a run needs them."""
-    data = scenario.model_dump(exclude_unset=True)
-    for path in (*FILE_FIELDS, "engine.framework", "pools.*.engine.framework"):
-        *parents, key = path.split(".")
-        for place, holder in _holders(data, parents, ""):
-            name = holder.get(key) if isinstance(holder, dict) else None
-            if key in LOADERS and isinstance(name, str) and not _names_file(name):
-                try:
-                    LOADERS[key](name)
-                except ForerunError as error:
-                    problem = str(error).removeprefix("model: ").removeprefix("engine.framework: ")
-                    raise ForerunError(f"{place}{key}: {problem}") from None
-
-
-def _names_file(name: str) -> bool:
-    return name.lower().endswith((".yaml", ".yml", ".json", ".gguf")) or _is_there(Path(name))
-
-
-def _holders(holder: Any, parents: Sequence[str], place: str) -> Iterator[tuple[str, Any]]:
-    """Mappings at a path in which ``*`` stands for every entry, each with its own path and a dot."""
-    if not parents:
-        yield place, holder
-        return
-    name, *rest = parents
-    entries = dict(enumerate(holder)) if isinstance(holder, list) else holder if isinstance(holder, dict) else {}
-    for one in entries if name == "*" else [name]:
-        yield from _holders(entries.get(one), rest, f"{place}{one}.")
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> None:
