@@ -71,7 +71,7 @@ class RunTask:
         from simulator.running.metrics.run_folder import write_run
         from simulator.running.run import simulate
 
-        result = simulate(self.scenario, self.seed, tell)
+        result = simulate(self.scenario, self.seed, tell, intervals=True)
         write_run(folder, result, run_document(result))
 
 

@@ -55,6 +55,28 @@ def encoded(data: bytes) -> str:
     return "data:application/x-yaml;base64," + base64.b64encode(data).decode()
 
 
+def test_what_if_and_speculation_show_the_intervals_of_run_and_tune():
+    from dashboards.app.pages import speculation, what_if
+    from simulator.running.run import simulate
+    from simulator.running.scenario import scenario_from
+    from simulator.studies.steady_state.estimate import estimate
+
+    values = {control.name: control.default for control in what_if.CONTROLS} | {"requests": "200"}
+    scenario = scenario_from(what_if.what_if_scenario(values), "test")
+    run, answer = simulate(scenario, intervals=True).document, estimate(scenario)
+    ends = what_if.band_of_run(scenario.model_dump_json(exclude_unset=True))
+    low, high = run["intervals"]["mean_tpot_ms"]
+    value = run["summary"]["mean_tpot_ms"]
+    assert ends["mean_tpot_ms"] == (low / value, high / value)
+    before, after = (what_if._tiles(answer, one, ends)[1].detail for one in (None, run))
+    assert before.endswith("(90 %), not simulated yet")
+    assert f"{low:.3g} to {high:.3g} (90 %)" in after
+    drafting = {control.name: getattr(control, "default", None) for control in speculation.PAGE.controls
+                if hasattr(control, "name")}  # fmt: skip
+    text = str(speculation.compute(None, drafting)["sentence"])
+    assert "90 % interval" in text
+
+
 def test_runs_are_detected_by_label_and_nothing_else_is_readable(served, run_folder):
     assert served.runs() == {run_folder.name: run_folder.resolve()}
     assert served.run(run_folder.name).basis == "datasheet"

@@ -36,6 +36,7 @@ from simulator.speculation.confidence import SEEN_CLASSES
 from simulator.speculation.methods import METHODS
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
+from simulator.studies.tune.tuning import find_drafts
 
 ONE_RATE = "one rate, set below"
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -62,7 +63,8 @@ def speculation_scenario(values: Values) -> dict[str, Any]:
 def compute(_context: Context, values: Values) -> Shown:
     """The grid of the chosen drafter."""
     batch = values["batch"]
-    grid = _grid(json.dumps(speculation_scenario(values), sort_keys=True), batch, values["prompt"], values["output"])
+    wanted = json.dumps(speculation_scenario(values), sort_keys=True), batch, values["prompt"], values["output"]
+    grid = _grid(*wanted)
     chosen = None if values["curve"] == ONE_RATE else values["curve"]
     notes = [
         *grid.notes,
@@ -82,7 +84,7 @@ def compute(_context: Context, values: Values) -> Shown:
         title = f"Engine flags: K={k} is best at batch {batch}"
         flags = commands_panel(title, launch_flags(scenario_from(data, "speculation")))
     return {
-        "sentence": remark(grid_sentence(grid)),
+        "sentence": remark(f"{grid_sentence(grid)} {at_batch_sentence(*wanted)}"),
         "best": table_panel(crossover_table(grid)),
         "flags": flags,
         "basis": rests_on(grid.basis, notes),
@@ -151,6 +153,17 @@ def grid_sentence(grid: SpeculationGrid) -> str:
     if lost is not None:
         return f"{grid.method}: {first[0].lower() + first[1:]}; from batch {lost} on no K pays."
     return f"{grid.method}: {first[0].lower() + first[1:]} and K={best[-1]} at batch {batches[-1]}; it pays throughout."
+
+
+@lru_cache(maxsize=16)
+def at_batch_sentence(scenario: str, batch: int, prompt: int, output: int) -> str:
+    """The speed-up at the chosen batch with its 90 % interval, as ``forerun tune`` has it."""
+    lengths = {"workload.input_tokens": prompt, "workload.output_tokens": output}
+    parsed = scenario_from(json.loads(scenario), "speculation").with_values(lengths)
+    room = {"engine.max_num_seqs": max(batch, parsed.engine.max_num_seqs)}
+    (cell,) = find_drafts(parsed.with_values(room), (batch,), (prompt + output // 2,), DRAFT_TOKENS).mean
+    ends = f"{cell.best_low:.2f} to {cell.best_high:.2f}"
+    return f"At batch {batch}, {cell.best.name} gives {cell.best_speedup:.2f}x ({ends}, 90 % interval)."
 
 
 def best_at(grid: SpeculationGrid, batch: int) -> int:

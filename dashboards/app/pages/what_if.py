@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,7 @@ from dashboards.page import Tile, scenario_yaml
 from forerun.tables import number
 from simulator.running.metrics.document import scenario_document
 from simulator.running.metrics.run_folder import SUMMARY_FILE, load_summary
+from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.steady_state.estimate import Estimate, estimate, max_request_rate
 
@@ -33,6 +35,8 @@ ALPHAS = tuple(round(0.05 * step, 2) for step in range(6, 20))
 LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
 """Shares of the highest rate at which a curve is evaluated."""
 ANSWERED = "answered"
+FEW_REQUESTS = 256
+"""Requests simulated for the intervals of an analytic answer."""
 
 
 def draft_options(method: Any) -> bool:
@@ -88,7 +92,6 @@ def compute(context: Context, values: Values) -> Shown:
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
     return {
         "lead": remark(estimate_sentence(answer, rate)),
-        "tiles": tiles(_tiles(answer, here)),
         "scenario": panel(
             "Scenario", dmc.Group([copy], justify="flex-end"), dmc.Code(text, block=True, className="flags")
         ),
@@ -96,6 +99,25 @@ def compute(context: Context, values: Values) -> Shown:
         ANSWERED: {name: values[name] for name in NAMES},
         "bounds": bottleneck_figure(BottleneckData(bounds, answer.basis)),
     }
+
+
+def compute_tiles(context: Context, values: Values) -> Shown:
+    """The key figures with their 90 % intervals, for which a few requests are simulated."""
+    data = what_if_scenario(values)
+    scenario, rate = scenario_from(data, "what-if"), float(values["rate"])
+    answer = estimate(scenario)
+    here = next((run for run in simulated_runs(context, scenario) if _rate(run) == rate), None)
+    few = data | {"workload": data["workload"] | {"num_requests": min(FEW_REQUESTS, int(values["requests"]))}}
+    ends = {} if answer.saturated else band_of_run(json.dumps(few, sort_keys=True))
+    return {"tiles": tiles(_tiles(answer, here, ends))}
+
+
+@lru_cache(maxsize=64)
+def band_of_run(scenario: str) -> dict[str, tuple[float, float]]:
+    """Ends of the 90 % intervals of a run, given as JSON, over its figures."""
+    document = simulate(scenario_from(json.loads(scenario), "what-if"), intervals=True, full_step_rows=0).document
+    figures = document["summary"]
+    return {key: (low / figures[key], high / figures[key]) for key, (low, high) in document["intervals"].items()}
 
 
 def compute_load(context: Context, values: Values) -> Shown:
@@ -188,16 +210,23 @@ def _rate(document: dict[str, Any]) -> float:
     return float(document["scenario"]["workload"]["arrivals"].get("request_rate") or 0.0)
 
 
-def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
+def _tiles(answer: Estimate, run: dict[str, Any] | None, ends: Mapping[str, tuple[float, float]]) -> list[Tile]:
+    """Key figures: each with the interval of its simulated run, else with that of a run of few requests."""
     summary = run["summary"] if run is not None else {}
 
-    def latency(label: str, seconds: float | None, name: str) -> Tile:
-        detail = "not simulated yet"
-        if summary:
-            detail = f"simulated {number(summary[f'mean_{name}_ms'])}, p99 {number(summary[f'p99_{name}_ms'])} ms"
-        return Tile(label, number(None if seconds is None else seconds * 1e3, 3), "ms", detail)
+    def detail(key: str, value: float | None) -> str:
+        if run is not None:
+            interval = run["intervals"].get(key)
+            return f"simulated {number(summary[key])}{band_words(interval)}"
+        interval = None if value is None or key not in ends else [value * end for end in ends[key]]
+        return f"{band_words(interval).strip(', ') or 'no interval'}, not simulated yet"
 
-    done = f"simulated {number(summary['output_throughput'])}" if summary else "not simulated yet"
+    def latency(label: str, seconds: float | None, name: str) -> Tile:
+        ms = None if seconds is None else seconds * 1e3
+        words = detail(f"mean_{name}_ms", ms) + (f", p99 {number(summary[f'p99_{name}_ms'])} ms" if summary else "")
+        return Tile(label, number(ms, 3), "ms", words)
+
+    done = detail("output_throughput", answer.output_throughput)
     return [
         latency("Mean TTFT", answer.mean_ttft_s, "ttft"),
         latency("Mean TPOT", None if answer.saturated else answer.mean_tpot_s, "tpot"),
@@ -206,6 +235,11 @@ def _tiles(answer: Estimate, run: dict[str, Any] | None) -> list[Tile]:
         Tile("Highest load", number(answer.max_request_rate, 3), "req/s", counted(answer.chips, "chip")),
         Tile("Mean batch", number(answer.batch, 3), "", f"at most {answer.max_batch} per replica"),
     ]
+
+
+def band_words(ends: Sequence[float] | None) -> str:
+    """A 90 % interval in words; empty without one."""
+    return "" if ends is None else f", {number(ends[0], 3)} to {number(ends[1], 3)} (90 %)"
 
 
 PAGE = Page(
@@ -228,10 +262,17 @@ PAGE = Page(
         View(
             compute,
             NAMES,
-            ("lead", "tiles", "scenario", "basis"),
+            ("lead", "scenario", "basis"),
             ("bounds",),
             {"done": Input(job_id("what-if", "done"), "data")},
             (ANSWERED,),
+        ),
+        View(
+            compute_tiles,
+            NAMES,
+            ("tiles",),
+            others={"done": Input(job_id("what-if", "done"), "data")},
+            message_at=None,
         ),
         View(
             compute_load,

@@ -159,7 +159,7 @@ class PlanResult(StudyResult):
         words = (
             "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, "
         )
-        words += "the model's error included."
+        words += "the model's error included, as in the 90 % interval of the binding figure."
         steps = any("-token steps" in row["layout"] for row in self.document["candidates"])
         return words + " 2048-token steps: max_num_batched_tokens." * steps
 
@@ -239,7 +239,7 @@ def _holding_table(document: Document) -> Table:
     for row in document["candidates"]:
         if row["status"] != "meets":
             continue
-        sure, ends = row["confidence"], row["confidence"]["binding_interval"]
+        sure, ends = row["confidence"], row["intervals"].get(row["binding"])
         rate = (">= " if row["max_rate_is_at_least"] else "") + number(row["max_rate"], 3)
         more = row["headroom"]
         headroom = "" if more is None else f"{more + 1:.3g}x the load" if more >= 1 else f"{more:+.0%}"
@@ -253,7 +253,7 @@ def _holding_table(document: Document) -> Table:
                 Cell(number(row["usd_per_million_output_tokens"], 3), value=row["usd_per_million_output_tokens"]),
                 Cell(ABSENT if row["power_w"] is None else f"{row['power_w']:,.0f} W", value=row["power_w"]),
                 Cell(rate, aside=headroom, value=row["max_rate"]),
-                Cell(bound, detail=interval),
+                Cell(bound, aside=interval),
                 Cell(
                     f"{sure['share']:.0%}", aside=f"of {sure['runs']}" if sure["runs"] > 1 else "", value=sure["share"]
                 ),
@@ -368,6 +368,7 @@ def candidate_document(plan: Plan, candidate: Candidate) -> Document:
         "headroom": margin,
         "analytic_max_rate": None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
         "probability": candidate.chance,
+        "intervals": candidate.intervals,
         "flags": None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
     }
     if usable:

@@ -8,7 +8,7 @@ the event simulation, with replications on common random numbers. Equal costs ra
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import ceil, inf
 from typing import Any
@@ -85,6 +85,8 @@ class Candidate:
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: float | None = None
     """Probability of meeting the SLO with the model's error counted; None where not computed."""
+    intervals: Mapping[str, list[float]] = field(default_factory=dict)
+    """90 % intervals of its limited figures, with the model's error counted; empty where not computed."""
     points: tuple[LoadPoint, ...] = ()
     """Loads at which it was simulated."""
 
@@ -512,7 +514,7 @@ class CheapestFirst(_Search):
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
         arguments = (driven, plan.options.seed, plan.objective, candidate.verdict)
         try:
-            candidate.chance = self._workers.start(chance_to_hold, *arguments)()
+            candidate.chance, candidate.intervals = self._workers.start(chance_to_hold, *arguments)()
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return

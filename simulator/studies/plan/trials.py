@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
 from math import exp, inf, log, sqrt
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
-from simulator.running.metrics.summary import request_latencies_ms
-from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, stated_probability
-from simulator.running.records import ErrorSource
+from simulator.running.metrics.summary import Served, request_latencies_ms, summarise
+from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, intervals_of, stated_probability
+from simulator.running.records import ErrorSource, ModelError
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.steady_state.span import most_telling_rate, steady_requests
@@ -159,6 +158,8 @@ class Observation:
     basis: str = ""
     notes: tuple[str, ...] = ()
     resamples: tuple[dict[str, float | None], ...] | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of a run that is shown."""
     own: OwnErrors | None = None
     """What the run tells about its error; None of a run that is not shown."""
     memory: dict[str, float] = field(default_factory=dict)
@@ -240,6 +241,7 @@ def observe(
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,
+        summary=summary,
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
         own=own_errors(scenario, build_run(scenario, seed), result),
@@ -277,27 +279,43 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
     return all(bounds[name] <= UNLOADED_MARGIN * limit_ms for name, limit_ms in limits)
 
 
-def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> float:
-    """Probability that a candidate meets the objective, with the error of the model itself counted.
+class Held(NamedTuple):
+    """How sure a candidate is, with the error of the model itself counted."""
+
+    probability: float
+    """Of meeting the objective."""
+    intervals: Mapping[str, list[float]]
+    """90 % intervals of the limited figures, as a run has them."""
+
+
+def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> Held:
+    """Probability that a candidate meets the objective, and the intervals of its figures.
 
     ``seed`` is that of the verdict's first run.
     """
-    drawn = slo_ratios_drawn(scenario, seed, objective, verdict)[0]
-    return stated_probability(float(np.mean(drawn <= 1.0)), verdict.observation.basis)
+    drawn, error = slo_ratios_drawn(scenario, seed, objective, verdict)
+    seen = verdict.observation
+    sampling = {key: deviation / sqrt(verdict.runs) for key, deviation in error["sampling"].items()}
+    intervals = intervals_of({**seen.summary, **verdict.values}, error, sampling)
+    limited = {limit.key: intervals[limit.key] for limit in objective.limits if limit.key in intervals}
+    return Held(stated_probability(float(np.mean(drawn <= 1.0)), seen.basis), limited)
 
 
 def slo_ratios_drawn(
     scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, sources: list[ErrorSource] | None = None
-) -> tuple[FloatArray, list[ErrorSource]]:
-    """SLO ratios of a candidate in every draw of the model's error, and the sources of that error.
+) -> tuple[FloatArray, ModelError]:
+    """SLO ratios of a candidate in every draw of the model's error, and that error.
 
     ``sources`` may be those of another rate: the shares of a step's kernels hardly depend on the rate.
     """
     from simulator.running.run import error_of_run
 
-    error = error_of_run(scenario, seed, partial(reached, objective), verdict.observation.own, sources)
+    def figures(run: Served) -> dict[str, Any]:
+        return {**summarise(run), **reached(objective, run)}
+
+    error = error_of_run(scenario, seed, figures, verdict.observation.own, sources)
     gc.collect(1)
-    return drawn_slo_ratios(verdict.values, error, objective.slo_ratio, verdict.runs), error["sources"]
+    return drawn_slo_ratios(verdict.values, error, objective.slo_ratio, verdict.runs), error
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
@@ -426,7 +444,8 @@ def find_highest_rate(
             return max(verdict.slo_ratio, JUST_MISSED)
         if not interval:
             return verdict.slo_ratio
-        drawn, sources = slo_ratios_drawn(driven, seeds[0], objective, verdict, sources)
+        drawn, error = slo_ratios_drawn(driven, seeds[0], objective, verdict, sources)
+        sources = error["sources"]
         chances[rate] = float(np.mean(drawn <= 1.0))
         return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 

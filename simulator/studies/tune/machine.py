@@ -21,6 +21,7 @@ from forerun.result import Summary
 from forerun.tables import Cell, Table, Value, number
 from simulator.running.build import Build, build_replica
 from simulator.running.drafting import method_overhead
+from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
@@ -35,9 +36,9 @@ from simulator.studies.tune.document import TunedResult
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
-"""Standard deviations, in logarithms, of the two factors before anything is measured: class defaults on whole cards
-that were left out of their fit (one-row rates within 6 to 11 % at the median, batches within 20 to 30 % at the 90th
-centile)."""
+"""Standard deviations, in logarithms, of the two factors before anything is measured, where a run does not tell: class
+defaults on whole cards that were left out of their fit (one-row rates within 6 to 11 % at the median, batches within
+20 to 30 % at the 90th centile)."""
 RATE_NOISE, MODEL_NOISE = 0.03, 0.05
 """Standard deviation of a measured rate, and of a priced step that was not measured itself."""
 ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
@@ -84,6 +85,8 @@ class Machine:
     mean: FloatArray
     """Log factors: (on every step, on the time added by further rows and drafting)."""
     covariance: FloatArray
+    spread: float
+    """Standard deviation of the first log factor before anything is measured."""
 
     def seconds(self, plain: float, step: float) -> float:
         """A step's seconds on this machine."""
@@ -95,10 +98,10 @@ class Machine:
         return np.array([1.0, added / (plain + added)])
 
 
-def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
-    """The likeliest factors, by Gauss-Newton steps from untouched machines."""
-    machine = Machine(np.zeros(2), np.diag([SPEED_SPREAD**2, ROW_SPREAD**2]))
-    weights = np.diag([SPEED_SPREAD**-2, ROW_SPREAD**-2])
+def fit_machine(measured: Sequence[tuple[float, float, float]], spread: float = SPEED_SPREAD) -> Machine:
+    """The likeliest factors, by Gauss-Newton steps from untouched machines whose speeds have a ``spread``."""
+    machine = Machine(np.zeros(2), np.diag([spread**2, ROW_SPREAD**2]), spread)
+    weights = np.diag([spread**-2, ROW_SPREAD**-2])
     for _ in range(20):
         precision, pull = weights.copy(), -weights @ machine.mean
         for plain, step, seconds in measured:
@@ -106,7 +109,7 @@ def fit_machine(measured: Sequence[tuple[float, float, float]]) -> Machine:
             precision += np.outer(slope, slope) / RATE_NOISE**2
             pull += slope * np.log(seconds / machine.seconds(plain, step)) / RATE_NOISE**2
         covariance = np.linalg.inv(precision)
-        machine = Machine(machine.mean + covariance @ pull, covariance)
+        machine = Machine(machine.mean + covariance @ pull, covariance, spread)
     return machine
 
 
@@ -130,7 +133,9 @@ def tuned_machine(
     around = half_way if context is None else context[0]
     prices = MachinePrices(base)
     rows = [_priced(prices, rate, around) for rate in decoding]
-    machine = fit_machine([row[1:] for row in rows])
+    plain = run_band(base.with_values({"speculation.method": "none"}))
+    bands = plain, plain if base.speculation is None or base.speculation.acceptance is None else run_band(base)
+    machine = fit_machine([row[1:] for row in rows], plain.spread)
     accepted, accepted_spread, source = _acceptance(decoding)
     tried, lanes = tokens or tuple(range(1, 9)), batch or (1,)
     thresholds = P_MINS if p_min is None else _thresholds(p_min)
@@ -138,7 +143,7 @@ def tuned_machine(
     cells = [
         cell
         for streams in lanes
-        for cell in _cells(prices, machine, survival, accepted_spread, streams, around, tried, thresholds)
+        for cell in _cells(prices, machine, bands, survival, accepted_spread, streams, around, tried, thresholds)
     ]
     alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
     sure = [cell for cell in alternatives if not cell["num_speculative_tokens"] or cell["low"] > 1.0]
@@ -257,6 +262,7 @@ def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> Fl
 def _cells(
     prices: MachinePrices,
     machine: Machine,
+    bands: tuple[Band, Band],
     survival: FloatArray,
     spread: float,
     streams: int,
@@ -264,13 +270,13 @@ def _cells(
     tried: Sequence[int],
     thresholds: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """Rates of every way to draft, the one without first."""
+    """Rates of every way to draft, the one without first; ``bands`` of a run without and with drafts."""
     assert prices.scenario.speculation is not None
     overhead = method_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
     one_row, plain = prices.seconds(1, context, 0)[0], prices.seconds(streams, context, 0)[1]
     steps = {0: plain} | {k: prices.seconds(streams, context, k)[1] for k in range(1, max(tried) + 1)}
     rates = conditional_rates(survival.tolist())
-    cells = [_cell(machine, _Steps(one_row, plain, plain), streams, (0, 0.0), 1.0, 0.0)]
+    cells = [_cell(machine, bands[0], _Steps(one_row, plain, plain), streams, (0, 0.0), 1.0, 0.0)]
     pass_s = max(0.0, (steps[max(tried)] - plain) / max(tried))
     for k in tried:
         for threshold in thresholds:
@@ -281,7 +287,15 @@ def _cells(
             surer = threshold_chain([min(1.0, rate * (1.0 + spread)) for rate in rates[:k]], threshold).length
             step_times = _Steps(one_row, plain, float(chain.chances @ np.array(cut)))
             cells.append(
-                _cell(machine, step_times, streams, (k, threshold), chain.length, float(np.log(surer / chain.length)))
+                _cell(
+                    machine,
+                    bands[1],
+                    step_times,
+                    streams,
+                    (k, threshold),
+                    chain.length,
+                    float(np.log(surer / chain.length)),
+                )
             )
     return cells
 
@@ -294,16 +308,49 @@ class _Steps(NamedTuple):
     own: float
 
 
+MOST_REQUESTS = 256
+"""Requests that are served for the interval of a rate."""
+
+
+class Band(NamedTuple):
+    """Ends of the 90 % interval of a run's mean TPOT over the figure, as ``forerun run`` prints it."""
+
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the speed of untouched machines, in logarithms, beside ``MODEL_NOISE``."""
+        deviation = float(np.log(self.high / self.low)) / 2 / LEVEL
+        return float(np.sqrt(max(deviation**2 - MODEL_NOISE**2, RATE_NOISE**2)))
+
+
+def run_band(scenario: Scenario) -> Band:
+    """The interval of the decode rate where nothing is measured: that of a run."""
+    fewer = scenario.with_values({"workload.num_requests": min(MOST_REQUESTS, scenario.workload.num_requests or 1)})
+    document = simulate(fewer, intervals=True, full_step_rows=0).document
+    ends, value = document["intervals"].get("mean_tpot_ms"), document["summary"]["mean_tpot_ms"]
+    return Band(1.0, 1.0) if ends is None else Band(ends[0] / value, ends[1] / value)
+
+
 def _cell(
-    machine: Machine, steps: _Steps, streams: int, draft: tuple[int, float], length: float, accepted_spread: float
+    machine: Machine,
+    band: Band,
+    steps: _Steps,
+    streams: int,
+    draft: tuple[int, float],
+    length: float,
+    accepted_spread: float,
 ) -> dict[str, Any]:
-    """One row of the table: its rate and its speed-up, with their 90 % intervals."""
+    """One row of the table: its rate and its speed-up, with their 90 % intervals.
+
+    The rate has the interval of a run, narrowed by as much as measured rates narrow the factors of the machine.
+    """
     seconds, without = (machine.seconds(steps.one_row, one) for one in (steps.own, steps.plain))
     slope, other = (machine.gradient(steps.one_row, one) for one in (steps.own, steps.plain))
-    drafts = accepted_spread**2 + MODEL_NOISE**2
-    wide, narrow = (
-        float(np.exp(LEVEL * np.sqrt(one @ machine.covariance @ one + drafts))) for one in (slope, slope - other)
-    )
+    drafts, untouched = accepted_spread**2 + MODEL_NOISE**2, np.diag([machine.spread**2, ROW_SPREAD**2])
+    narrow = float(np.exp(LEVEL * np.sqrt((slope - other) @ machine.covariance @ (slope - other) + drafts)))
+    left = np.sqrt((slope @ machine.covariance @ slope + drafts) / (slope @ untouched @ slope + drafts))
     rate, speedup = streams * length / seconds, length * without / seconds
     return {
         "batch": [streams, streams],
@@ -311,8 +358,8 @@ def _cell(
         "p_min": draft[1],
         "acceptance_length": length,
         "tokens_per_s": rate,
-        "tokens_per_s_low": rate / wide,
-        "tokens_per_s_high": rate * wide,
+        "tokens_per_s_low": rate * float(band.high**-left),
+        "tokens_per_s_high": rate * float(band.low**-left),
         "speedup": speedup,
         "low": speedup / (narrow if draft[0] else 1.0),
         "high": speedup * (narrow if draft[0] else 1.0),

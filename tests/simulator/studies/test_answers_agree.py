@@ -153,6 +153,8 @@ def test_run_and_plan_give_one_probability_of_meeting_an_slo(limit_ms):
     chance = run.document["slo"]["probability"]
     assert [row["probability"] for row in plan.document["candidates"]] == [chance]
     assert f"SLO met with {chance_words(chance)} probability" in run.conclusion
+    own = {key: run.document["intervals"][key] for key in scenario.slo}
+    assert plan.document["candidates"][0]["intervals"] == own, "one interval for one figure"
     assert "the model's error not counted" in simulator.simulate(scenario).conclusion
 
 

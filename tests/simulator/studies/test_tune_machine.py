@@ -49,10 +49,22 @@ def test_without_measurements_a_machine_is_as_priced():
     assert machine.seconds(0.01, 0.02) == 0.02
 
 
+@pytest.mark.parametrize("chip", ["rtx-4090", "apple-m4", "r9700"])
+def test_without_measurements_a_rate_has_the_interval_of_a_run(chip):
+    result = tune_machine(local(chip=chip), tokens=[3], p_min=[0.0])
+    for drafted, scenario in ((0, local(chip=chip).with_values({"speculation.method": "none"})), (3, local(chip=chip))):
+        document = fr.simulate(scenario, intervals=True).document
+        value, ends = document["summary"]["mean_tpot_ms"], document["intervals"]["mean_tpot_ms"]
+        (row,) = rows(result, num_speculative_tokens=drafted)
+        own = [row["tokens_per_s"] / row[f"tokens_per_s_{end}"] for end in ("high", "low")]
+        assert own == pytest.approx([end / value for end in ends], rel=1e-9)
+
+
 def test_one_rate_moves_every_step_and_narrows_the_answer():
     before, after = (tune_machine(local(), measured=rates, tokens=[2], p_min=[0.0]) for rates in ((), ["100"]))
     (plain,) = rows(after, num_speculative_tokens=0)
     assert plain["tokens_per_s"] == pytest.approx(100, rel=0.03)
+    assert plain["tokens_per_s_high"] / plain["tokens_per_s_low"] < 1.25, "measured to 3 %, a step to 5 %"
     for one, other in zip(before.document["table"], after.document["table"], strict=True):
         width, narrower = (row["tokens_per_s_high"] / row["tokens_per_s_low"] for row in (one, other))
         assert narrower < width
