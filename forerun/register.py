@@ -1,8 +1,10 @@
 """Decorators that add a plug-in under a name, which a scenario may then use.
 
+A name in use is refused, unless ``replace=True`` is stated; so is a class or function that could not be called later.
+
 >>> import forerun as fr
 >>> from simulator.serving.engine import UnifiedScheduler
->>> @fr.register.scheduler("shortest-first")
+>>> @fr.register.scheduler("shortest-prompt-first")
 ... class ShortestFirst(UnifiedScheduler):
 ...     def add(self, sequence):
 ...         self.waiting.append(sequence)
@@ -10,24 +12,33 @@
 ...         self.waiting.clear()
 ...         self.waiting.extend(ordered)
 
-A scenario with ``engine: {scheduler: shortest-first}`` then runs it. Worker
+A scenario with ``engine: {scheduler: shortest-prompt-first}`` then runs it. Worker
 processes import plug-ins: with ``jobs`` other than 1, define yours in a module that the script imports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from inspect import getattr_static, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forerun.errors import ArgumentError
+from forerun.errors import ArgumentError, ForerunError
 from simulator.running.drafting import BUILDERS, DraftRequest
-from simulator.serving.rules import SchedulerFacts, register_admission, register_routing, register_scheduler
+from simulator.serving.rules import (
+    ADMISSION,
+    ROUTING,
+    SCHEDULERS,
+    SchedulerFacts,
+    register_admission,
+    register_routing,
+    register_scheduler,
+)
 from simulator.speculation.methods import METHODS, MethodFacts
 from simulator.speculation.policies import POLICIES, DraftPolicy
 from simulator.speculation.speculation_config import POLICY_FIELDS
 from simulator.timing import Drafter
-from traces.requests.detect import register_reader
+from traces.requests.detect import FORMATS, register_reader
 
 Plugin = TypeVar("Plugin", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -36,10 +47,48 @@ MakePolicy = TypeVar("MakePolicy", bound=Callable[[int], DraftPolicy])
 Reader = TypeVar("Reader", bound=Callable[[Path], Iterable[Mapping[str, Any]]])
 
 
-def _adding(add: Callable[[Any], None]) -> Callable[[Plugin], Plugin]:
-    """A decorator that adds what it decorates and leaves it as it is."""
+def _adding(
+    what: str,
+    name: str,
+    known: Collection[str],
+    replace: bool,
+    add: Callable[[Any], None],
+    takes: int,
+    methods: Mapping[str, int],
+    base: type = object,
+) -> Callable[[Plugin], Plugin]:
+    """A decorator that adds what it decorates and leaves it as it is.
+
+    Args:
+        what: function of this module.
+        name: of the plug-in.
+        known: names in use.
+        replace: allow a name in use.
+        add: adds the plug-in.
+        takes: arguments that the plug-in is called with.
+        methods: methods that a class needs, with the number of arguments that each is called with.
+        base: class that a class builds on.
+
+    Raises:
+        ForerunError: the name is in use, or the plug-in cannot be called as it will be.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise ForerunError(f"fr.register.{what}: a name is needed, as in @fr.register.{what}('mine')")
+    if name in known and not replace:
+        raise ForerunError(f"fr.register.{what}: the name {name!r} is in use; choose another, or state replace=True")
 
     def decorate(plugin: Plugin) -> Plugin:
+        place = f"fr.register.{what}({name!r}): {getattr(plugin, '__name__', repr(plugin))}"
+        if not callable(plugin) or (base is not object and not isinstance(plugin, type)):
+            raise ForerunError(f"{place} is not a class{'' if base is not object else ' or a function'}")
+        if isinstance(plugin, type) and base not in (object, type) and not issubclass(plugin, base):
+            raise ForerunError(f"{place} does not build on {base.__name__} of simulator.serving.engine")
+        _check_call(place, plugin, takes)
+        for method, count in methods.items() if isinstance(plugin, type) else ():
+            if getattr(plugin, method, None) in (None, getattr(base, "_plan", None)):  # a base's _plan is abstract
+                raise ForerunError(f"{place} has no method {method}")
+            bound = isinstance(getattr_static(plugin, method), staticmethod | classmethod)
+            _check_call(f"{place}.{method}", getattr(plugin, method), count, 0 if bound else 1)
         try:
             add(plugin)
         except TypeError as error:
@@ -49,7 +98,17 @@ def _adding(add: Callable[[Any], None]) -> Callable[[Plugin], Plugin]:
     return decorate
 
 
-def scheduler(name: str, **facts: Any) -> Callable[[Class], Class]:
+def _check_call(place: str, function: Callable[..., Any], count: int, itself: int = 0) -> None:
+    """Refuse a function that cannot be called with ``count`` arguments, and ``itself`` before them."""
+    try:
+        signature(function).bind(*range(itself + count))
+    except TypeError as error:
+        raise ForerunError(f"{place} is called with {count} argument{'s' * (count != 1)}: {error}") from None
+    except ValueError:  # a compiled function without a signature
+        return
+
+
+def scheduler(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Class], Class]:
     """Add a batching rule; ``engine.scheduler: NAME`` uses it.
 
     Args:
@@ -61,26 +120,33 @@ def scheduler(name: str, **facts: Any) -> Callable[[Class], Class]:
     a preempted request returns to the head of ``waiting``. State ``first_come=True`` if requests join the batch in
     the order in which they came: every run is then checked for it.
     """
-    return _adding(lambda make: register_scheduler(name, SchedulerFacts(make, **facts)))
+    from simulator.serving.engine import Scheduler
+
+    def add(make: Class) -> None:
+        register_scheduler(name, SchedulerFacts(make, **facts))
+
+    return _adding("scheduler", name, SCHEDULERS, replace, add, 3, {"add": 1, "_plan": 0}, Scheduler)
 
 
-def router(name: str) -> Callable[[Class], Class]:
+def router(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """Add a routing policy; ``engine.routing: NAME`` uses it.
 
     The class is a :class:`simulator.serving.fleet.routing.Policy`, built from the router's settings and the run's log.
     """
-    return _adding(lambda make: register_routing(name, make))
+    methods = {"choose": 2, "left": 2, "failed": 1}
+    return _adding("router", name, ROUTING, replace, lambda make: register_routing(name, make), 2, methods, type)
 
 
-def admission(name: str) -> Callable[[Class], Class]:
+def admission(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """Add an admission rule; ``router.when_full: NAME`` uses it.
 
     The class is a :class:`simulator.serving.fleet.router.Admission`, built from the router's settings.
     """
-    return _adding(lambda make: register_admission(name, make))
+    methods = {"takers": 1, "refusal": 2}
+    return _adding("admission", name, ADMISSION, replace, lambda make: register_admission(name, make), 1, methods, type)
 
 
-def drafter(name: str, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
+def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
     """Add a speculation method; ``speculation.method: NAME`` uses it.
 
     Args:
@@ -94,10 +160,10 @@ def drafter(name: str, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:
     def add(make: MakeDrafter) -> None:
         METHODS[name], BUILDERS[name] = MethodFacts(**facts), make
 
-    return _adding(add)
+    return _adding("drafter", name, METHODS, replace, add, 1, {"parts": 1})
 
 
-def policy(name: str) -> Callable[[MakePolicy], MakePolicy]:
+def policy(name: str, *, replace: bool = False) -> Callable[[MakePolicy], MakePolicy]:
     """Add a policy that chooses the number of draft tokens in each step; ``speculation.policy: NAME`` uses it.
 
     The decorated class or function makes a :class:`simulator.speculation.DraftPolicy` from the draft tokens of a full
@@ -107,13 +173,14 @@ def policy(name: str) -> Callable[[MakePolicy], MakePolicy]:
     def add(make: MakePolicy) -> None:
         POLICY_FIELDS[name], POLICIES[name] = (), make
 
-    return _adding(add)
+    return _adding("policy", name, POLICY_FIELDS, replace, add, 1, {"choose": 1, "observe": 2})
 
 
-def reader(name: str, title: str = "") -> Callable[[Reader], Reader]:
+def reader(name: str, title: str = "", *, replace: bool = False) -> Callable[[Reader], Reader]:
     """Add a format of request traces; ``workload.format: NAME`` and ``--format NAME`` use it.
 
     The decorated function takes the path of a file and yields one mapping per request with the canonical columns:
     ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional ones.
     """
-    return _adding(lambda read: register_reader(name, title or name, read))
+    known = {"auto", *FORMATS}
+    return _adding("reader", name, known, replace, lambda read: register_reader(name, title or name, read), 1, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -9,8 +10,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from forerun.errors import ForerunError
+
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
+Tabulated = Annotated[int, Field(gt=0, le=1 << 20)]
+"""A count up to which tables are made."""
 Replicas = Annotated[int, Field(gt=0, le=10_000)]
 """Copies of an engine; each is built before a run begins, which takes a millisecond and 15 KB."""
 LONGEST_S = 1e9
@@ -23,6 +28,17 @@ class Section(BaseModel):
     """One block of a scenario."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse: a scenario does not change."""
+        section = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__.removesuffix("Config")).lower()
+        path = name if section == "scenario" else f"{section}.{name}"
+        raise ForerunError(
+            f"{path}: a scenario does not change; scenario.with_values({{{path!r}: {value!r}}}) returns another"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise ForerunError(f"{name}: a scenario does not change; scenario.with_values({{PATH: VALUE}}) returns another")
 
 
 @dataclass(frozen=True, eq=False)

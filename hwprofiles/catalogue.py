@@ -54,6 +54,8 @@ def load_chip(name_or_path: str | Path) -> Chip:
         ProfileError: no such chip or file, or a missing, unknown or out-of-range field; the message names file and
             field.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise ProfileError(f"chip: a name or a path is expected (got {name_or_path!r})")
     path = Path(name_or_path)
     if not _is_path(str(name_or_path)):
         return _load_chip_by_name(str(name_or_path))

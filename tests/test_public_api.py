@@ -1,6 +1,7 @@
 """``import forerun as fr``: typed, complete by completion, and one line for whatever is wrong."""
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -237,4 +238,112 @@ def test_registered_plug_ins_run_by_name(forgotten, tmp_path):
         result.document["summary"]["spec_decode_draft_tokens"] == result.document["summary"]["spec_decode_num_drafts"]
     )
     with pytest.raises(fr.ForerunError, match=r"facts: .*mixez"):
-        fr.register.scheduler("registered", mixez=True)(ShortestFirst)
+        fr.register.scheduler("registered", replace=True, mixez=True)(ShortestFirst)
+
+
+class NoRouter:
+    def __init__(self, settings):
+        pass
+
+
+class HalfARouter:
+    def __init__(self, settings, log):
+        pass
+
+    def choose(self, request):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "plugin", "words"),
+    [
+        ("scheduler", "vllm-v1", UnifiedScheduler, r"'vllm-v1' is in use; choose another, or state replace=True"),
+        ("router", "round-robin", NoRouter, "is in use"),
+        ("admission", "queue", NoRouter, "is in use"),
+        ("drafter", "ngram", NoRouter, "is in use"),
+        ("policy", "ema", NoRouter, "is in use"),
+        ("reader", "azure-llm", NoRouter, "is in use"),
+        ("reader", "auto", NoRouter, "is in use"),
+        ("scheduler", UnifiedScheduler, None, r"a name is needed, as in @fr.register.scheduler\('mine'\)"),
+        ("scheduler", "registered", NoRouter, "NoRouter does not build on Scheduler"),
+        ("scheduler", "registered", lambda *_: None, "is not a class"),
+        ("scheduler", "registered", UnifiedScheduler.__base__, "Scheduler has no method "),
+        ("router", "registered", NoRouter, "NoRouter is called with 2 arguments: too many"),
+        ("router", "registered", HalfARouter, r"HalfARouter.choose is called with 2 arguments"),
+        ("admission", "registered", NoRouter, "NoRouter has no method takers"),
+        ("drafter", "registered", NoRouter(0), "is not a class or a function"),
+        ("drafter", "registered", NoRouter, "has no method parts"),
+        ("policy", "registered", HalfARouter, "is called with 1 argument: missing"),
+        ("reader", "registered", lambda: (), "is called with 1 argument: too many"),
+    ],
+)
+def test_a_plug_in_that_could_not_run_or_would_hide_another_is_refused_at_once(kind, name, plugin, words):
+    with pytest.raises(fr.ForerunError, match=words):
+        getattr(fr.register, kind)(name)(plugin)
+
+
+def test_a_plug_in_replaces_another_where_that_is_stated(forgotten):
+    for _ in range(2):
+        fr.register.scheduler("registered", replace=True)(UnifiedScheduler)
+    with pytest.raises(fr.ForerunError, match="is in use"):
+        fr.register.scheduler("registered")
+
+
+def scenario():
+    return fr.Scenario(**tiny_data())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fr.Scenario(**tiny_data() | {"hardware": {"chip": "h100"}}), "hardware.chip: no chip 'h100'; did you"),
+        (lambda: fr.Scenario(**tiny_data() | {"model": "llama-3.1-8"}), "model: no model 'llama-3.1-8'; did you mean"),
+        (lambda: fr.Scenario(**tiny_data() | {"engine": {"framework": "vlm"}}), "engine.framework: no framework 'vlm'"),
+        (
+            lambda: fr.Scenario(**tiny_data() | {"hardware": {"chip": "l40s", "link": "x"}}),
+            "hardware.link: no link 'x'",
+        ),
+        (
+            lambda: fr.Scenario(**tiny_data() | {"pools": {"one": {"hardware": {"chip": "h100"}}}}),
+            r"pools.one.hardware.chip: no chip 'h100'",
+        ),
+        (lambda: scenario().with_values({"hardware.chip": "h100"}), "hardware.chip: no chip 'h100'"),
+        (lambda: scenario().with_values(3), "values by dotted path"),
+        (lambda: setattr(scenario().hardware, "tensor_parallel", 2), r"with_values\({'hardware.tensor_parallel': 2}\)"),
+        (lambda: setattr(scenario(), "model", "gpt-oss-20b"), r"with_values\({'model': 'gpt-oss-20b'}\)"),
+        (lambda: delattr(scenario(), "slo"), "does not change"),
+        (lambda: fr.Scenario.model_validate({"model": "llama-3.1-8b"}), "Scenario: .*missing"),
+        (lambda: fr.Scenario.model_validate(3), r"Scenario: must be a mapping of fields \(got 3\)"),
+        (lambda: fr.Scenario.model_validate_json("{"), "Scenario: invalid JSON"),
+        (lambda: fr.load_scenario(3), "a path to a file is expected"),
+        (lambda: fr.load_chip(3), "a name or a path is expected"),
+        (lambda: fr.plan(scenario(), rate="60"), r"rate: must be a number \(got '60'\)"),
+        (lambda: fr.plan(scenario(), rate=True), r"rate: must be a number"),
+        (lambda: fr.plan(scenario(), slo=3), "slo: must be a mapping or a list"),
+        (lambda: fr.plan(scenario(), slo={"p99_ttft_ms": "x"}), r"slo p99_ttft_ms: must be a number"),
+        (lambda: fr.plan(scenario(), slo=[3]), "slo: 3: write KEY=VALUE"),
+        (lambda: fr.plan(scenario(), vary=["a"]), "vary: must be a mapping"),
+        (lambda: fr.plan(scenario(), rates=3), r"fr.plan: got an unexpected keyword argument 'rates' .*by name rate, "),
+        (lambda: fr.compare(scenario(), scenario()), "fr.compare: too many positional arguments .*'scenarios' alone"),
+        (lambda: fr.compare([scenario()]), "scenarios: a list of two or more is needed"),
+        (lambda: fr.compare([3, 4]), "scenario: a Scenario, a dict or a path"),
+        (
+            lambda: fr.sweep(scenario(), vary={"engine.max_num_seqs": [2]}, samples="4"),
+            "samples: must be a whole number",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_once_in_one_line(call, words):
+    with pytest.raises(fr.ForerunError, match=words) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_scenarios_are_compared_as_a_list_and_by_name():
+    one, other = scenario(), tiny_data() | {"engine": {"max_num_seqs": 2}}
+    quick = {"replications": 2, "crossover": "none", "sensitivity": False, "interval": False, "jobs": 1}
+    listed, named = fr.compare([one, other], **quick), fr.compare({"one": one, "other": other}, **quick)
+    assert [variant["name"] for variant in listed.document["variants"]] == ["scenario 1", "scenario 2"]
+    assert [variant["name"] for variant in named.document["variants"]] == ["one", "other"]
+    again = fr.Scenario.model_validate(tiny_data())
+    assert again == fr.Scenario.model_validate_json(json.dumps(tiny_data())) == scenario()

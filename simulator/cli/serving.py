@@ -118,7 +118,6 @@ def twin(
     from simulator.running.scenario import load_scenario
     from simulator.serve.observed import observe_files, observe_url
     from simulator.serve.twin import twin as run_twin
-    from simulator.serve.twin import with_lengths
 
     limits = {}
     for text in fail_above or ():
@@ -137,7 +136,7 @@ def twin(
     with Progress(not no_progress, "simulating") as progress:
         result = run_twin(
             loaded,
-            with_lengths(seen),
+            seen,
             seed=seed,
             tolerance=tolerance / 100.0,
             what_ifs=not no_what_ifs,

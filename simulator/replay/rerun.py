@@ -25,7 +25,6 @@ from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework, resolve_weight_dtypes
-from simulator.timing.framework import Framework
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
 from simulator.timing.releases import release_numbers, release_of_month
 from simulator.workload.generate import RequestStream, generate_requests
@@ -132,7 +131,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     _refuse_facts_of_pools(base, facts)
     _put(hardware, **facts["hardware"])
     framework = load_framework(engine.get("framework", "vllm"))
-    limits = engine_limits(framework, hardware.get("chip", base.hardware.chip))
+    limits = dict(_NAMES["engine_limits"].get(framework.kernel_library, {}))
     running = limits.pop("running", {})
     most = run.max_num_seqs
     if most is None and not limited_by_base and "pools" not in run.settings:
@@ -260,20 +259,6 @@ def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
         sections = {f"pools.{name}.": scenario.pool_section(name, "hardware") for name in scenario.pools}
     groups = {place: hardware.attention_data_parallel for place, hardware in sections.items()}
     return scenario.with_values({f"{place}engine.max_num_seqs": max_num_seqs * n for place, n in groups.items()})
-
-
-def engine_limits(framework: Framework, chip: str) -> dict[str, Any]:
-    """Scenario fields of the engine's own limits on the chip of this name."""
-    known = _NAMES["engine_limits"]
-    limits = dict(known.get(framework.name) or known.get(framework.kernel_library, {}))
-    large = dict(limits.pop("large", {}))
-    if (
-        large
-        and large.pop("but") not in chip
-        and load_chip(chip).memory.capacity_bytes >= large.pop("from_gib") * 2**30
-    ):
-        limits |= large
-    return limits
 
 
 def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | None) -> int | None:

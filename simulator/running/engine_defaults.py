@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
+from sys import maxsize
 from typing import Any
 
 from pydantic import BaseModel
 
+from forerun.errors import ForerunError
 from hwprofiles import Chip, ProfileError, load_chip
+from simulator.llm import load_architecture
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.rules import SCHEDULERS
+from simulator.speculation import SpeculationConfig
+from simulator.speculation.proposal import proposal
 from simulator.timing import HardwareConfig, load_framework
 from simulator.timing.framework import engine_defaults
 
+STATES_SHARE = 0.25
+"""Share of the chips' memory that recurrent states take at most by default (assumed)."""
+LEAST_SEQS: int = EngineConfig.model_fields["max_num_seqs"].default
 FRAMEWORKS = {"tenstorrent": "tt-metal"}
 """Engine of the chips of a vendor that no other engine serves."""
-STEP_TOKENS: int = EngineConfig.model_fields["max_num_batched_tokens"].default
-SGLANG_STEPS = ((35, 2048), (60, 4096))
-"""GiB of a chip's memory, and the prompt tokens that a step of SGLang holds by default below it."""
 
 
-def with_defaults(engine: EngineConfig, hardware: HardwareConfig) -> EngineConfig:
+def with_defaults(
+    engine: EngineConfig, hardware: HardwareConfig, model: str | dict[str, Any], speculation: SpeculationConfig | None
+) -> EngineConfig:
     """The section with the framework of the chip, and the framework's own values, in fields that are not set.
 
     Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
@@ -31,7 +39,7 @@ def with_defaults(engine: EngineConfig, hardware: HardwareConfig) -> EngineConfi
         chip = load_chip(hardware.chip)
         if "framework" not in known:
             framework = FRAMEWORKS.get(chip.vendor, framework)
-    defaults = engine_defaults(framework)
+    defaults = engine_defaults(framework, chip, engine.entry_point)
     if not defaults and framework == engine.framework:
         return engine
     defaults = {**defaults, "framework": framework}
@@ -41,31 +49,45 @@ def with_defaults(engine: EngineConfig, hardware: HardwareConfig) -> EngineConfi
         if several or (engine.preemption == "swap" and not scheduler.swaps):
             defaults.pop("scheduler")  # vLLM's, which can
     if chip is not None and load_framework(framework).kv_share_of == "static":
-        given = engine.max_num_batched_tokens if "max_num_batched_tokens" in known else None
-        defaults |= sglang_limits(framework, chip, hardware, given)
+        given = "max_num_batched_tokens" in known
+        tokens = engine.max_num_batched_tokens if given else defaults["max_num_batched_tokens"]
+        defaults["gpu_memory_utilization"] = sglang_share(framework, chip, hardware, tokens)
+    if chip is not None and defaults.get("max_num_seqs", 0) > LEAST_SEQS and "max_num_seqs" not in known:
+        memory = STATES_SHARE * chip.memory.capacity_bytes * hardware.chips_per_stage
+        each = state_bytes(model, speculation)
+        defaults["max_num_seqs"] = min(
+            defaults["max_num_seqs"], max(LEAST_SEQS, int(memory / each)) if each else maxsize
+        )
     own = {name: value for name, value in defaults.items() if name not in known}
     return EngineConfig.model_construct(known, **{**dict(engine), **own})
 
 
-def sglang_limits(framework: str, chip: Chip, hardware: HardwareConfig, step_tokens: int | None) -> dict[str, Any]:
-    """Prompt tokens of a step (of all attention groups), and the share of a chip's memory for weights and KV, that
-    SGLang sets by itself; ``step_tokens`` where they are given.
+def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: int) -> float:
+    """Share of a chip's memory for weights and KV that SGLang sets by itself, where a step holds so many prompt tokens.
 
     Source: SGLang 0.5, ``_handle_gpu_memory_settings`` of ``server_args.py``: MiB kept for a step's prompts, captured
         graphs and their padding in each attention group, rounded to a share of three decimals.
     """
     capacity_gib, groups = chip.memory.capacity_bytes / 2**30, hardware.attention_data_parallel
-    tokens = step_tokens or next((most for gib, most in SGLANG_STEPS if capacity_gib < gib), STEP_TOKENS)
     chips = hardware.chips_per_stage * hardware.pipeline_parallel
     graphs = load_framework(framework).on(chip, hardware.chips_per_stage).max_captured_tokens
     padding = (4.5 if graphs > 300 else 3.0) * graphs * groups if groups > 1 else 0.0
     kept = 512 + 1.5 * max(tokens, 2048) + 2 * graphs + chips / 8 * 1024 + padding
     if capacity_gib > 60:
         kept = max(kept, 10 * 1024)
-    return {
-        "max_num_batched_tokens": tokens,
-        "gpu_memory_utilization": max(0.01, round(1.0 - kept / 1024 / capacity_gib, 3)),
-    }
+    return max(0.01, round(1.0 - kept / 1024 / capacity_gib, 3))
+
+
+def state_bytes(model: str | dict[str, Any], speculation: SpeculationConfig | None) -> float:
+    """Bytes that each sequence of a model keeps beside its KV: recurrent states, with one more for each draft token;
+    infinite where the drafter has a cache of fixed size for each; 0 for an unknown model."""
+    drafts = speculation if speculation is not None and speculation.method != "none" else None
+    if drafts is not None and drafts.draft is not None and drafts.draft.kv_tokens is not None:
+        return inf
+    with suppress(ForerunError):  # refused where the model is needed
+        states = load_architecture(model).state_bytes_per_sequence
+        return states * (1 + proposal(drafts).nodes) if drafts is not None and states else states
+    return 0.0
 
 
 def chosen_fields(section: BaseModel) -> set[str]:

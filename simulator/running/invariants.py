@@ -17,6 +17,7 @@ from forerun.dataclass import dataclass
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
 from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords
+from simulator.serving.clock import TICKS_PER_S
 from simulator.timing import StagedTimer
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 TIME_TOLERANCE_S = 1e-9
 """Sums of seconds over long runs may differ by rounding."""
+PARTS_TOLERANCE = 1e-6
+"""Share by which a step may differ from the sum of its parts, by rounding."""
 SOL_TOLERANCE = 0.01
 """Share by which a step may seem faster than its work allows: decode attention is interpolated between contexts."""
 
@@ -95,6 +98,7 @@ class StepAudit:
                 needed += np.bincount(part.steps.replica, weights=least, minlength=len(needed))
         else:
             self._note(speed_of_light(part))
+            self._note(sum_of_parts(part))
 
     def _note(self, problems: Iterator[str]) -> None:
         self.problems += problems if not self.problems else ()
@@ -386,6 +390,14 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
     most = rows.prefill_seqs + rows.decode_seqs * rows.query_len * rows.steps
     for row in _first((rows.output_tokens > most) | (rows.output_tokens < 0)):
         yield f"{part.name(row)} handed out {rows.output_tokens[row]} tokens, it computed {most[row]}"
+
+
+def sum_of_parts(part: PoolSteps) -> Iterator[str]:
+    """A step takes as long as its parts: the seconds of its kernels by what bounds them, of copies and of the host."""
+    rows = part.steps
+    summed_s = rows.compute_s + rows.memory_s + rows.interconnect_s + rows.latency_s + rows.host_s
+    for row in _first(~(np.abs(rows.seconds - summed_s) <= PARTS_TOLERANCE * rows.seconds + rows.steps / TICKS_PER_S)):
+        yield f"{part.name(row)} takes {rows.seconds[row]:.9g} s, its parts {summed_s[row]:.9g} s"
 
 
 def capacity(part: PoolSteps) -> Iterator[str]:

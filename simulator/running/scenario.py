@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, i
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
+from simulator.running.names import check_names
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
@@ -156,13 +157,24 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
-        engine = with_defaults(self.engine, self.hardware)
+        engine = with_defaults(self.engine, self.hardware, self.model, self.speculation)
         known = chosen_fields(self)
         formats = {name: value for name, value in default_formats(engine).items() if name not in known}
         self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
         check_sections(self)
+        check_names(self, files=False)
         return self
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Scenario:
+        """The scenario of plain data; what is wrong is a ``ForerunError`` of one line."""
+        return _validated(super().model_validate, "Scenario", obj, **options)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Scenario:
+        """The scenario of JSON text; what is wrong is a ``ForerunError`` of one line."""
+        return _validated(super().model_validate_json, "Scenario", json_data, **options)
 
     @property
     def random(self) -> bool:
@@ -182,7 +194,9 @@ class Scenario(Section):
         try:
             fields = base.model_dump(exclude_unset=True) | getattr(self.pools[pool], section)
             made = type(base).model_validate(fields)
-            return with_defaults(made, self.pool_section(pool, "hardware")) if section == "engine" else made
+            if section != "engine":
+                return made
+            return with_defaults(made, self.pool_section(pool, "hardware"), self.model, self.speculation)
         except ValidationError as error:
             raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
@@ -234,6 +248,8 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     Raises:
         ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
     """
+    if not isinstance(path, str | Path):
+        raise ForerunError(f"scenario: a path to a file is expected (got {path!r})")
     file = Path(path)
     data = read_mapping(file)
     if "scenario" in data:
@@ -301,10 +317,15 @@ def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Seque
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
     """The scenario described by plain data."""
+    return _validated(super(Scenario, Scenario).model_validate, place, data)
+
+
+def _validated(validate: Callable[..., Any], place: str, data: Any, **options: Any) -> Scenario:
     try:
-        return Scenario.model_validate(data)
+        scenario: Scenario = validate(data, **options)
     except ValidationError as error:
         raise _refusal(error, place) from None
+    return scenario
 
 
 def _refusal(error: ValidationError, place: str) -> ForerunError:
@@ -410,6 +431,8 @@ def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
 
 def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Plain scenario data with values set by dotted path, acceptance kept with its method and target."""
+    if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
+        raise ForerunError(f"{place}: values by dotted path are needed, as {{'engine.max_num_seqs': 64}}")
     changed = deepcopy(data)
     for path, value in settings.items():
         *parents, last = path.split(".")

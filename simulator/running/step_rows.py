@@ -16,6 +16,8 @@ from simulator.serving import RunLog, StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
 from simulator.timing.power import full_power_s
 
+MEAN_CONTEXT = 0.03
+"""Share by which several steps may differ from as many steps at their mean context."""
 PRICED_TOGETHER = 1 << 15
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
 GROUPS = 1024
@@ -130,12 +132,12 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     """
     costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
-    shared = count > 1
+    overlapped = np.zeros(len(steps), dtype=np.bool_)
     pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
     for number, pool in enumerate(build.pools):
         timer = pool.timer
         pool_rows = np.flatnonzero(pool_of[steps.integers("replica")] == number)
-        shared[pool_rows] |= isinstance(timer, StagedTimer) or pool.hits is not None
+        overlapped[pool_rows] = isinstance(timer, StagedTimer) or pool.hits is not None
         for start in range(0, len(pool_rows), PRICED_TOGETHER):
             rows: Any = pool_rows[start : start + PRICED_TOGETHER]
             if len(build.pools) == 1:
@@ -145,7 +147,12 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
             chips[rows] = pool.chips_per_stage
             costs.put(rows, timer.costs(work) if draft is None else timer.costs(work, draft))
     priced = costs.device_s + costs.host_s
-    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=shared & (priced > 0))
+    scaled = (overlapped | (count > 1)) & (priced > 0)
+    scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=scaled)
+    # What a mean context may be off by; parts that are further off do not sum to the step, which the invariants report.
+    near = np.clip(scale, (1.0 - MEAN_CONTEXT) * count, (1.0 + MEAN_CONTEXT) * count)
+    scale = np.where(scaled & ~overlapped, near, scale)
+    scale[steps.integers("prefill_seqs") + steps.integers("decode_seqs") == 0] = 0.0  # requests were preempted, no more
     columns: dict[str, Any] = {name: steps.integers(name) for name in COUNTED}
     columns |= {name: steps.column(name).copy() for name in ("start_s", "seconds")}
     columns |= {name: getattr(costs, name) * scale for name in SCALED}

@@ -20,6 +20,9 @@ from traces.requests.agents import outer_note, requests_of, spans_of
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
 """A simulated engine's own clock, which may run faster than the wall's."""
+LEAST_COUNT, LARGEST_COUNT = 1e-9, 1e15
+"""Range of a counter that is not zero: a nanosecond, and whole numbers that double precision still holds."""
+MOST_POSITIONS = 4096
 PARTS = 5
 """Lengths that stand for those of one bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
@@ -161,13 +164,13 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
         raise ForerunError(f"forerun twin needs prometheus-client; {install_hint('serve')}") from None
     try:
         families = list(text_string_to_metric_families(text))
-    except ValueError as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ForerunError(f"{place}: no Prometheus text ({error})") from None
-    samples = {
-        (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
-        for family in families
-        for sample in family.samples
-    }
+    samples: dict[Sample, float] = {}
+    for sample in (sample for family in families for sample in family.samples):
+        key, value = (sample.name, tuple(sorted(sample.labels.items()))), _number(sample.value)
+        if samples.setdefault(key, value) != value and value == value:
+            raise ForerunError(f"{place}: {sample.name} is given twice with the same labels; keep one scrape in a file")
     if not any(name.startswith(("vllm:", "sglang:", "llamacpp:", "dynamo_")) for name, _ in samples):
         raise ForerunError(f"{place}: no metrics of vLLM, SGLang, llama.cpp or Dynamo in it")
     return samples
@@ -175,17 +178,44 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
 
 def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
     """Metrics between two scrapes; a counter that decreased is taken to have restarted from zero."""
+    odd = {key for samples in (first, last) for key, value in samples.items() if not _counts_something(key, value)}
+    last = {key: value for key, value in last.items() if key not in odd}
     grown = {key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value for key, value in last.items()}
     clock = next((value for (name, _), value in grown.items() if name == CLOCK), None)
     duration = clock if clock is not None else seconds
     counts, histograms = _counts(grown), _histograms(grown)
-    seen = replace(Observed(place, duration, **counts), **histograms, **_positions(grown))
+    notes = [f"{name}: ignored, a value or label of it is no count" for name in sorted({name for name, _ in odd})]
+    used = tuple(note for note in notes if note.startswith(_names_used()))
+    seen = replace(Observed(place, duration, notes=used, **counts), **histograms, **_positions(grown))
     tokens = counts.get("output_tokens", seen.output_tokens)
     begun = seen.ttft.number if seen.ttft else seen.requests
     if seen.itl is not None and tokens and begun is not None and tokens > begun:
         later = max(tokens - begun, seen.itl.number)  # each gap ends with a token
         seen = replace(seen, tpot=Mean(later, seen.itl.number * seen.itl.mean / later))
     return seen
+
+
+def _number(value: Any) -> float:
+    """A number of a file as a float; NaN if it is none, or has hundreds of digits."""
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
+
+
+def _counts_something(key: Sample, value: float) -> bool:
+    """True if a sample's value may be a count or a sum of seconds, and its labels those of a bucket or position."""
+    labels = dict(key[1])
+    bounded = not key[0].endswith("_bucket") or _number(labels.get("le")) >= 0
+    placed = "position" not in labels or _number(labels["position"]) in range(MOST_POSITIONS)
+    return (value == 0 or LEAST_COUNT <= value <= LARGEST_COUNT) and bounded and placed
+
+
+def _names_used() -> tuple[str, ...]:
+    """Names that the metrics of the twin begin with."""
+    tables = metric_tables()
+    groups = [*tables["counters"].values(), *tables["histograms"].values()]
+    return (PER_POSITION, CLOCK, *(name for names in groups for name in names))
 
 
 def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
@@ -204,8 +234,10 @@ def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
         name = next((name for name in names if any(key[0] == f"{name}_count" for key in grown)), None)
         if name is None:
             continue
-        count = sum(value for key, value in grown.items() if key[0] == f"{name}_count")
-        total = sum(value for key, value in grown.items() if key[0] == f"{name}_sum")
+        counted = {labels: value for (sample, labels), value in grown.items() if sample == f"{name}_count"}
+        summed = {labels: value for (sample, labels), value in grown.items() if sample == f"{name}_sum"}
+        count = sum(value for labels, value in counted.items() if labels in summed)
+        total = sum(value for labels, value in summed.items() if labels in counted)
         if count <= 0:
             continue
         if what.endswith("_lengths"):
@@ -243,7 +275,7 @@ def _positions(grown: Mapping[Sample, float]) -> dict[str, Any]:
     by_position: dict[int, float] = {}
     for (name, labels), value in grown.items():
         if name in (PER_POSITION, f"{PER_POSITION}_total"):
-            position = int(dict(labels).get("position", -1))
+            position = int(float(dict(labels).get("position", -1)))
             by_position[position] = by_position.get(position, 0.0) + value
     return {"accepted_per_position": tuple(by_position[at] for at in sorted(by_position))} if by_position else {}
 
@@ -253,13 +285,16 @@ def _range_query(data: Mapping[str, Any], place: str) -> Observed:
     first: dict[Sample, float] = {}
     last: dict[Sample, float] = {}
     times: list[float] = []
-    for series in data["result"]:
-        labels = dict(series.get("metric", {}))
-        values = series.get("values") or [series.get("value", [0, "0"])]
-        key = (labels.pop("__name__", ""), tuple(sorted(labels.items())))
-        first[key], last[key] = float(values[0][1]), float(values[-1][1])
-        times += [float(values[0][0]), float(values[-1][0])]
-    if not times or max(times) <= min(times):
+    try:
+        for series in data["result"]:
+            labels = {str(name): str(value) for name, value in dict(series.get("metric", {})).items()}
+            values = series.get("values") or [series.get("value", [0, "0"])]
+            key = (labels.pop("__name__", ""), tuple(sorted(labels.items())))
+            first[key], last[key] = _number(values[0][1]), _number(values[-1][1])
+            times += [_number(values[0][0]), _number(values[-1][0])]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise ForerunError(f"{place}: no answer of a range query (data.result holds no series of values)") from None
+    if not all(map(math.isfinite, times)) or not times or max(times) <= min(times):
         raise ForerunError(f"{place}: a range query over some time expected (query_range, not query)")
     return between(first, last, place, max(times) - min(times))
 

@@ -30,6 +30,8 @@ from simulator.workload.generate import conversation
 from traces import PrefixHashes
 
 Document = dict[str, Any]
+LONGEST_TOKENS = 10**8
+"""Longer requests are damage of a file."""
 SEEDS = 8
 FALSE_ALARM = 0.01
 """Chance that a healthy engine raises any alarm."""
@@ -183,6 +185,7 @@ def twin(
     Raises:
         ForerunError: what was seen does not tell the traffic, or the scenario cannot serve it.
     """
+    seen = with_lengths(seen)
     _require(seen)
     seen = _per_token(scenario, seen)
     tell = progress or (lambda done, total: None)
@@ -216,6 +219,11 @@ def _require(seen: Observed) -> None:
     ]
     if missing:
         raise ForerunError(f"{seen.source}: lacks {', '.join(missing)}, needed to rebuild the traffic")
+    lengths = [tokens for tokens, _ in (*seen.prompt_lengths, *seen.output_lengths)]
+    if (seen.requests or 0) < 1 or max(lengths, default=0) > LONGEST_TOKENS:
+        raise ForerunError(
+            f"{seen.source}: {seen.requests:g} requests of up to {max(lengths, default=0):,} tokens are no traffic"
+        )
 
 
 def _per_token(scenario: Scenario, seen: Observed) -> Observed:
@@ -314,7 +322,7 @@ def _latency_checks(plain: FloatArray, seen: Observed, count: int, tolerance: fl
     logs = np.log(plain)
     for at, name in enumerate(LATENCIES):
         mean = getattr(seen, name)
-        if mean is None or mean.mean <= 0:
+        if mean is None or mean.mean <= 0 or not np.isfinite(logs[:, at]).all():  # never happens in the simulation
             continue
         assert seen.requests is not None
         by_chance = float(logs[:, at].var(ddof=1)) * (count / seen.requests + 1.0 / len(plain))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forerun.errors import with_new_names
-from forerun.types import PositiveFloat, PositiveInt, Section, Share
+from forerun.types import PositiveFloat, PositiveInt, Section, Share, Tabulated
 from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 
@@ -34,12 +34,13 @@ class EngineConfig(Section):
     """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``): sequences that end
     before the last of them are computed on, and arrivals wait for it."""
     max_num_seqs: PositiveInt = 256
-    """Most requests in a step."""
-    max_num_batched_tokens: PositiveInt = 8192
-    """Most tokens in a step; default: 8192, and under SGLang 2048 or 4096 on chips of less than 35 or 60 GiB."""
+    """Most requests in a step; default under vLLM: 1024 on chips of 70 GiB and more but the A100, else 256."""
+    max_num_batched_tokens: Tabulated = 8192
+    """Most tokens in a step; default: 8192; under vLLM 2048 on chips of less than 70 GiB and the A100, more without a
+    server; under SGLang 2048, 4096, 8192 or 16384, from 35, 60 and 160 GiB on."""
     max_model_len: PositiveInt | None = None
     """Longest prompt plus output that is accepted; default: what the model was trained for."""
-    block_size: PositiveInt = 16
+    block_size: Tabulated = 16
     """Tokens per KV block."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of each chip's memory that the engine may use; default: what SGLang's own rule leaves under SGLang, all

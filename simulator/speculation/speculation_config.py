@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from forerun.errors import warn_renamed, with_new_names
-from forerun.types import OneOf, PositiveFloat, PositiveInt, Section, Share
+from forerun.types import OneOf, PositiveInt, Section, Share
 from simulator.speculation.curves import load_curve
 from simulator.speculation.grammar import FORCED_SPAN, ForcedTokens, measured_forced
 from simulator.speculation.level_decay import MOST_DECAY
@@ -37,7 +37,7 @@ class TreeConfig(Section):
     """Grown tree: nodes expanded per layer, and candidates of each."""
     nodes: Annotated[int, Field(gt=0, le=MOST_NODES)] | None = None
     """Grown tree: draft tokens verified, the likeliest of all that were drafted."""
-    concentration: PositiveFloat | None = None
+    concentration: Annotated[float, Field(ge=1e-3, le=1e9)] | None = None
     """Grown tree: concentration of the beta-distributed confidence; default 3."""
 
     @model_validator(mode="after")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, signature
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+
+import numpy as np
 
 from forerun.dataclass import dataclass
-from forerun.errors import ArgumentError, check_number
+from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
 
 if TYPE_CHECKING:
@@ -110,12 +115,13 @@ class StudyCommand:
         return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
 
     def check_bounds(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse numbers outside the bounds of their options, as the command does."""
+        """Refuse values of another type than their option, and numbers outside its bounds."""
         for name, parameter in self.options.items():
             option, kind = parameter.annotation.__metadata__[0], parameter.annotation.__origin__
             low, high = (-inf if option.min is None else option.min), (inf if option.max is None else option.max)
-            if arguments[name] is not None and (low, high) != (-inf, inf):
+            if kind in (int, float) or (kind in (int | None, float | None) and arguments[name] is not None):
                 check_number(name, arguments[name], low, high, whole=kind in (int, int | None))
+            _check_kind(name, arguments[name], kind)
 
     def again(self, arguments: Mapping[str, Any], result: StudyResult) -> str:
         """The command that repeats the study with the files that its result saves."""
@@ -133,6 +139,32 @@ class StudyCommand:
                 value = ",".join(map(_exact, value)) if listed else value
                 words += _repeated(option.flag_of(name, parameter.default), value)
         return shlex.join(words)
+
+
+KINDS: Mapping[Any, tuple[type[Any] | tuple[type[Any], ...], str]] = {
+    bool: ((bool, np.bool_), "True or False"),
+    float: (Real, "a number"),
+    int: (Integral, "a whole number"),
+    str: (str, "a text"),
+    Path: (Path, "a path"),
+    Mapping: (Mapping, "a mapping"),
+    Sequence: (Iterable, "a list"),
+}
+"""Types of options, the classes that their values may have, and their names."""
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that has none of an option's types."""
+    kinds = [get_origin(one) or one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
+    if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
+        return
+    for one in kinds:
+        fits = one is not NoneType and isinstance(value, KINDS[one][0])
+        number = isinstance(value, bool) and one in (int, float)
+        if fits and not number and not (one is Sequence and isinstance(value, str | bytes | Mapping)):
+            return
+    words = " or ".join(KINDS[one][1] for one in kinds if one is not NoneType)
+    raise ArgumentError(name, f"must be {words} (got {value!r})")
 
 
 def _repeated(flag: str, value: Any) -> Iterator[str]:
@@ -168,13 +200,18 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
 
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            bound = shape.bind(*args, **kwargs)
+            try:
+                bound = shape.bind(*args, **kwargs)
+            except TypeError as error:
+                first, *named = shape.parameters
+                hint = f"by position goes '{first}' alone, by name {', '.join(named)}"
+                raise ForerunError(f"fr.{function.__name__}: {error} ({hint})") from None
             given = tuple(bound.arguments)
             bound.apply_defaults()
+            command.check_bounds(bound.arguments)
             for unused, words in command.unused(bound.arguments).items():
                 if unused in given:
                     raise ArgumentError(unused, f"has no effect {words}; remove it")
-            command.check_bounds(bound.arguments)
             result = function(*args, **kwargs)
             result.command = result.command or command.again(bound.arguments, result)
             return result

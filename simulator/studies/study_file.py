@@ -18,6 +18,7 @@ import yaml
 from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, did_you_mean, plain_number
+from simulator.running.names import check_names
 from simulator.running.scenario import (
     Scenario,
     ScenarioSource,
@@ -30,7 +31,6 @@ from simulator.running.scenario import (
     scenario_in,
     with_settings,
 )
-from simulator.studies.names import check_names
 
 STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")

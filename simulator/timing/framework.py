@@ -350,9 +350,15 @@ def load_framework(name: str) -> Framework:
     return Framework(name=name, **known[name])
 
 
-def engine_defaults(name: str) -> dict[str, Any]:
-    """Fields of ``engine`` in which a framework's defaults differ from a scenario's; empty for an unknown framework."""
-    fields: dict[str, Any] = packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {})
+def engine_defaults(name: str, chip: Chip | None = None, entry_point: str = "server") -> dict[str, Any]:
+    """Fields of ``engine`` in which a framework's defaults on a chip differ from a scenario's; empty for an unknown
+    framework."""
+    fields = dict(packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {}))
+    gib = 0.0 if chip is None else chip.memory.capacity_bytes / 2**30
+    for other in map(dict, fields.pop("where", ())):
+        named = chip is not None and other.pop("but", " ") in chip.name
+        if other.pop("from_gib", 0) <= gib and not named and other.pop("entry_point", entry_point) == entry_point:
+            fields |= other
     return fields
 
 

@@ -107,7 +107,7 @@ class LengthConfig(Section):
     """Largest count (uniform), or the cut of a lognormal tail: longer draws become ``max``."""
     mean: Annotated[PositiveFloat, Field(le=LARGEST_MEAN)] | None = None
     """Mean before rounding and cutting (lognormal)."""
-    cv: Annotated[PositiveFloat, Field(le=LARGEST_CV)] | None = None
+    cv: Annotated[float, Field(ge=1e-6, le=LARGEST_CV)] | None = None
     """Coefficient of variation, standard deviation over mean (lognormal)."""
     values: NonEmptyTokens | None = None
     """Counts drawn with equal chance (empirical); or give ``file``."""

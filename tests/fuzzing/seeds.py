@@ -124,6 +124,49 @@ LLAMA_CPP = [
     *(test_llama_cpp.SERVER, test_llama_cpp.BENCH, test_llama_cpp.BATCHED, test_llama_cpp.METRICS),
     *(test_llama_cpp.JSON, test_llama_cpp.TIMINGS),
 ]
+METRICS = """# TYPE vllm:request_success counter
+vllm:request_success_total{model_name="m",finished_reason="length"} 60.0
+vllm:prompt_tokens_total{model_name="m"} 15000.0
+vllm:generation_tokens_total{model_name="m"} 3000.0
+vllm:prefix_cache_queries_total{model_name="m"} 15000.0
+vllm:prefix_cache_hits_total{model_name="m"} 1000.0
+vllm:spec_decode_num_drafts_total{model_name="m"} 1000.0
+vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 1500.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"} 800.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="1"} 700.0
+# TYPE vllm:request_prompt_tokens histogram
+vllm:request_prompt_tokens_bucket{model_name="m",le="200.0"} 20.0
+vllm:request_prompt_tokens_bucket{model_name="m",le="500.0"} 60.0
+vllm:request_prompt_tokens_bucket{model_name="m",le="+Inf"} 60.0
+vllm:request_prompt_tokens_sum{model_name="m"} 15000.0
+vllm:request_prompt_tokens_count{model_name="m"} 60.0
+# TYPE vllm:request_generation_tokens histogram
+vllm:request_generation_tokens_bucket{model_name="m",le="50.0"} 40.0
+vllm:request_generation_tokens_bucket{model_name="m",le="+Inf"} 60.0
+vllm:request_generation_tokens_sum{model_name="m"} 3000.0
+vllm:request_generation_tokens_count{model_name="m"} 60.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_sum{model_name="m"} 1.5
+vllm:time_to_first_token_seconds_count{model_name="m"} 60.0
+# TYPE vllm:inter_token_latency_seconds histogram
+vllm:inter_token_latency_seconds_sum{model_name="m"} 9.5
+vllm:inter_token_latency_seconds_count{model_name="m"} 950.0
+"""
+"""A scrape of vLLM's ``/metrics``."""
+RANGE_QUERY = {
+    "status": "success",
+    "data": {
+        "resultType": "matrix",
+        "result": [
+            {"metric": {"__name__": f"vllm:{name}", "model_name": "m"}, "values": [[0, "1"], [60, str(end)]]}
+            for name, end in (
+                *(("request_success_total", 60), ("prompt_tokens_total", 15000), ("generation_tokens_total", 3000)),
+                *(("time_to_first_token_seconds_sum", 2.5), ("time_to_first_token_seconds_count", 61)),
+            )
+        ],
+    },
+}
+"""Prometheus' answer to a range query."""
 LOGS = [
     f"{test_engine_logs.VLLM_LINE}\n",
     "\n".join([test_engine_logs.SGLANG_ARGUMENTS, *test_engine_logs.SGLANG_LINES]),

@@ -23,6 +23,7 @@ from hwprofiles.schema import CORRECTIONS
 from simulator.cli import main
 from simulator.llm import architecture_summary, load_architecture
 from simulator.running.scenario import load_scenario
+from simulator.serve.observed import observe_files
 from simulator.speculation import read_acceptance
 from simulator.speculation.engine_logs import fit_acceptance
 from simulator.studies.study_file import load_study
@@ -143,6 +144,10 @@ def _targets() -> Iterator[Target]:
     yield Target("benchmark_results-jsonl", ".jsonl", texts(*seeds.BENCHMARK_RESULTS[4:]), _benchmark_results)
     yield Target("corrections", CORRECTIONS, (seeds.corrections(),), _corrections)
     yield Target("errors-on-record", ".json", texts(seeds.ERRORS), read_errors)
+    yield Target("metrics", ".txt", texts(seeds.METRICS), lambda path: observe_files([path], 60.0))
+    yield Target(
+        "metrics-json", ".json", texts(json.dumps(seeds.RANGE_QUERY)), lambda path: observe_files([path], None)
+    )
     yield Target("llama-cpp", ".log", texts(*seeds.LLAMA_CPP), read_llama_cpp)
     yield Target("engine-log", ".log", texts(*seeds.LOGS), _acceptance)
     yield Target("scenario", ".yaml", texts(seeds.SCENARIO, seeds.PLAIN_SCENARIO), load_scenario)

@@ -28,6 +28,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from forerun.yaml_files import packaged
+from hwprofiles import chip_names
+
 FOLDER = Path(__file__).resolve().parent
 CORPUS = FOLDER / "corpus"
 CPU_LIMIT_S = 60.0
@@ -35,7 +38,11 @@ CPU_LIMIT_S = 60.0
 KNOWN = ("ok", "refused")
 MADE_OF = yaml.safe_load((FOLDER / "parts.yaml").read_text("utf-8"))
 MODELS, SMALL, LIKELY, PARTS = (MADE_OF[name] for name in ("models", "small", "likely", "parts"))
-WORDS = MADE_OF["words"] | {"model": MODELS}
+WORDS = MADE_OF["words"] | {
+    "model": MODELS,
+    "chip": [*MADE_OF["words"]["chip"], *chip_names()],
+    "framework": list(packaged("simulator.timing", "frameworks.yaml")),
+}
 ONLY_TRACE = {"trace", "skip_requests", "columns", "format", "on_error"}
 """Fields of a workload that count only with a trace; a scenario that has none does not get them."""
 
@@ -215,7 +222,8 @@ def _whole(described: dict[str, Any], name: str, rng: random.Random) -> int:
     low = described.get("minimum", described.get("exclusiveMinimum", -1) + 1)
     high = min(described.get("maximum", 10**6), SMALL.get(name, 10**6))
     spread = math.exp(rng.uniform(0.0, math.log(max(1, high - low) + 1.0)))
-    return int(min(high, low + spread - 1)) if rng.random() < 0.9 else rng.choice([low, min(high, 10**4)])
+    end = high if name in SMALL else described.get("maximum", 10**18)
+    return int(min(high, low + spread - 1)) if rng.random() < 0.9 else rng.choice([low, end])
 
 
 def _real(described: dict[str, Any], rng: random.Random) -> float:
@@ -223,6 +231,8 @@ def _real(described: dict[str, Any], rng: random.Random) -> float:
     high = described.get("maximum", described.get("exclusiveMaximum", 1e4))
     if high <= 1.0:
         return rng.choice([low, high, rng.uniform(low, high)])
+    if rng.random() < 0.15:
+        return rng.choice([low, 5e-324, described.get("maximum", 1e300)])
     return min(high, max(low, 10 ** rng.uniform(-3.0, 4.0)))
 
 

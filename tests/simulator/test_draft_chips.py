@@ -151,8 +151,9 @@ def test_the_target_itself_holds_no_weights_but_a_small_cache():
 
 def test_the_target_itself_on_chips_of_its_own_leaves_the_target_all_blocks():
     """Its cache of fixed size takes no KV per token, by which its room was divided once."""
-    small = {"model": "llama-3.2-1b"}
-    custom, other = (simulate(scenario("draft-model", draft=d | {"chip": "h100-sxm"})) for d in (ITSELF, small))
+    drafts, engine = (ITSELF, {"model": "llama-3.2-1b"}), {"max_num_seqs": 32}
+    both = [scenario("draft-model", draft=draft | {"chip": "h100-sxm"}, engine=engine) for draft in drafts]
+    custom, other = map(simulate, both)
     assert custom.kv.num_blocks == other.kv.num_blocks
     assert custom.kv.draft_weights_bytes == 0
     assert not custom.requests.failed.any()

@@ -28,6 +28,28 @@ def test_an_engine_has_its_own_scheduler(framework, scheduler):
     assert engine_on("h100-sxm", framework, engine={"preemption": "swap"}).scheduler == "vllm-v1"
 
 
+@pytest.mark.parametrize("framework", ["vllm", "vllm-0.11"])
+@pytest.mark.parametrize(
+    ("chip", "places", "behind_a_server", "offline"),
+    [("h100-sxm", 1024, 8192, 16384), ("mi300x", 1024, 8192, 16384), ("a100-sxm-80gb", 256, 2048, 8192),
+     ("l40s", 256, 2048, 8192)],
+)  # fmt: skip
+def test_vllm_sets_its_limits_by_the_chip(framework, chip, places, behind_a_server, offline):
+    """``_set_default_args`` of vLLM: 512 streams on an H100 waited 5.4 s for a first token, among 256 places."""
+    for entry_point, tokens in (("server", behind_a_server), ("offline", offline)):
+        engine = engine_on(chip, framework, engine={"entry_point": entry_point})
+        assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (places, tokens)
+    assert engine_on(chip, framework, engine={"max_num_seqs": 7}).max_num_seqs == 7
+
+
+@pytest.mark.parametrize(("chips", "drafts", "places"), [(2, 0, 450), (2, 1, 256), (8, 0, 1024)])
+def test_states_of_all_sequences_leave_room_on_the_chips(chips, drafts, places):
+    spec = {"method": "mtp", "num_speculative_tokens": 1, "acceptance": {"alpha": 0.8}} if drafts else None
+    data = tiny_data() | {"model": "qwen3.5-27b", "hardware": {"chip": "h200-sxm", "tensor_parallel": chips}}
+    seqs = scenario_from(data | {"engine": {}, "speculation": spec}, "test").engine.max_num_seqs
+    assert seqs == pytest.approx(places, rel=0.1)
+
+
 @pytest.mark.parametrize(("hardware", "count"), [({}, 0), ({"pipeline_parallel": 2}, 1)])
 def test_a_scheduler_that_stands_in_is_noted(hardware, count):
     data = tiny_data() | {"hardware": {"chip": "h100-sxm"} | hardware, "engine": {"framework": "sglang"}}
@@ -55,6 +77,7 @@ def test_a_document_leaves_out_the_scheduler_that_stands_in():
         ("h100-sxm", {}, 512 + 1.5 * 8192 + 2 * 256 + 128, 8192),
         ("h200-sxm", {"tensor_parallel": 8}, 512 + 1.5 * 8192 + 2 * 512 + 1024, 8192),
         ("h200-sxm", {"attention_data_parallel": 8}, 512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 512 * 8, 8192),
+        ("b200-sxm", {}, 512 + 1.5 * 16384 + 2 * 512 + 128, 16384),
     ],
 )
 def test_sglang_keeps_memory_for_prompts_and_graphs(chip, hardware, kept_mib, tokens):

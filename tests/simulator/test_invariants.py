@@ -263,3 +263,8 @@ def test_the_error_survives_the_way_from_a_worker():
     error = pickle.loads(pickle.dumps(InvariantError("an invariant", "{}", 7)))
     assert (error.invariant, error.scenario, error.seed) == ("an invariant", "{}", 7)
     assert "seed 7" in str(error)
+
+
+def test_parts_that_do_not_sum_to_their_step_are_reported(closed):
+    steps = changed(closed.steps, "memory_s", len(closed.steps) // 2, lambda t: t + 1e-5)
+    assert "its parts" in judged(closed, steps=steps)

@@ -10,8 +10,8 @@ from tiny_scenario import tiny_data
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
 from simulator.llm import load_architecture
+from simulator.running.names import check_names
 from simulator.running.scenario import scenario_from
-from simulator.studies.names import check_names
 
 DRAFT = drafts("draft-model", 2, 0.6, draft={"model": "llama-3.2-1b", "chip": "l40s", "link": "pcie5-x16"})
 FULL = {
@@ -48,9 +48,8 @@ def test_a_full_scenario_has_names_that_are_known():
 
 @pytest.mark.parametrize(("path", "value", "meant"), MISSPELT)
 def test_each_misspelt_name_is_reported_with_its_field(path, value, meant):
-    wrong = scenario_from(tiny_data() | FULL, "full").with_values({path: value})
     with refused(f"{path}: ", f"'{value}'", meant):
-        check_names(wrong)
+        scenario_from(tiny_data() | FULL, "full").with_values({path: value})
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,14 @@ def test_each_misspelt_name_is_reported_with_its_field(path, value, meant):
     ],
 )
 def test_other_chips_of_the_machine_and_traces_are_looked_up_too(sections, words):
-    wrong = scenario_from(tiny_data(), "unlike").with_values(sections)
     with refused(*words):
-        check_names(wrong)
+        scenario_from(tiny_data(), "unlike").with_values(sections)
+
+
+def test_files_need_not_be_there_when_a_scenario_is_made():
+    made = scenario_from(tiny_data(), "early").with_values({"hardware.chip": "later.yaml"})
+    with refused("hardware.chip: later.yaml: no such file"):
+        check_names(made)
 
 
 COMMANDS = ["sweep --store s", "sweep --store s --jobs 2", "compare", "plan --rate 2 --slo p99_ttft_ms=5"]

@@ -37,7 +37,7 @@ def scenario_file(tmp_path):
 def test_defaults_are_those_of_the_contract(scenario_file):
     engine = load_scenario(scenario_file).engine
     assert (engine.framework, engine.scheduler) == ("vllm", "vllm-v1")
-    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (256, 8192)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (1024, 8192)
     assert (engine.block_size, engine.gpu_memory_utilization, engine.num_kv_blocks) == (16, 0.9, None)
 
 

@@ -12,6 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
 from forerun.dataclass import dataclass
+from forerun.errors import ForerunError
 from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import AutoscalerConfig
 from simulator.serving.fleet.replica import ServingReplica
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from simulator.serving.timeline import Timeline
 
+MOST_LOOKS = 3_000_000
+"""Looks of one run: at the HPA's 15 s, 17 months."""
 PERIOD_S = 15.0
 """Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""
 
@@ -171,11 +174,19 @@ class Autoscaler:
         self._note()
 
     def run(self) -> Generator[simpy.Event, None, None]:
-        """Look every ``interval_s``, after the steps that end in the same instant."""
-        while True:
+        """Look every ``interval_s``, after the steps that end in the same instant.
+
+        Raises:
+            ForerunError: the run is too long for such an interval.
+        """
+        for _ in range(MOST_LOOKS):
             yield self._env.timeout(self._config.interval_s)
             yield self._env.phase(ROUTE)
             self._act()
+        raise ForerunError(
+            f"autoscaler.interval_s: a run longer than {float(self._env.now):,.0f} s has over {MOST_LOOKS:,} looks; "
+            "raise it, or serve fewer requests"
+        )
 
     def left(self, index: int) -> None:
         """A replica holds one request less: one that drains and has none left is off."""

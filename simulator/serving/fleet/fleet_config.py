@@ -14,6 +14,10 @@ PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+MOST_KEPT = 100_000
+"""Most looks of an autoscaler within one of its windows."""
+
+
 class RouterConfig(Section):
     """Parameters of the routing policies, and how much the router lets in."""
 
@@ -93,7 +97,7 @@ class AutoscalerConfig(Section):
     """Fewest replicas that are kept."""
     max_replicas: Replicas
     """Most replicas that are started."""
-    interval_s: PositiveSeconds = 15.0
+    interval_s: Annotated[float, Field(ge=0.01, le=LONGEST_S)] = 15.0
     """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
     window_s: NonNegativeFloat = 0.0
     """hpa: time over which the metric is averaged, as its query does."""
@@ -118,6 +122,9 @@ class AutoscalerConfig(Section):
     def _fits_together(self) -> AutoscalerConfig:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is larger than max_replicas {self.max_replicas}")
+        for name in ("window_s", "scale_up_window_s", "scale_down_window_s"):
+            if getattr(self, name) > MOST_KEPT * self.interval_s:
+                raise ValueError(f"{name}: {getattr(self, name):g} s is more than {MOST_KEPT:,} times interval_s")
         if (self.target is None) != (self.rule != "hpa"):
             raise ValueError("target: rule hpa needs it, and no other has a use for it")
         if self.rule == "llm-d" and (self.kv_spare >= self.kv_threshold or self.queue_spare >= self.queue_threshold):

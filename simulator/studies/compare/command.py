@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from simulator.studies.frame import Interval, Jobs, Option, ProgressCall, Values, study
 
 if TYPE_CHECKING:
-    from simulator.running.scenario import Scenario
+    from simulator.running.scenario import Scenario, ScenarioSource
     from simulator.studies.compare.comparison import CompareResult
     from simulator.studies.study_file import Source, Variant
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "forerun compare a.yaml b.yaml --out out/a-b",
 )
 def compare(
-    scenarios: "Source | Mapping[str, Scenario] | Sequence[Variant]",
+    scenarios: "Source | Mapping[str, Scenario] | Sequence[Variant | ScenarioSource]",
     *,
     vary: Values = None,
     seed: Annotated[int, Option("First seed; every variant gets the same ones.", min=0)] = 0,
@@ -52,7 +52,8 @@ def compare(
     two variants is freed from most of the noise of either.
 
     Args:
-        scenarios: a scenario or study (or its file) of which fields vary; or scenarios by name, the baseline first.
+        scenarios: a scenario or study (or its file) of which fields vary; or a list of scenarios, or scenarios by
+            name, the baseline first.
         vary: values by dotted path, such as ``{"speculation.method": ["none", "eagle3"]}``; each combination is a
             variant.
         seed: the first seed; every variant gets the same ones.

@@ -19,7 +19,7 @@ from simulator.running.metrics import combine_replications
 from simulator.running.metrics.conclusion import chance_words
 from simulator.running.metrics.uncertainty import LEAST_SURE, MOST_SURE
 from simulator.running.metrics.usage import HOST_SHARE, host_share
-from simulator.running.scenario import Scenario, load_scenario
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario, load_scenario
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
@@ -234,16 +234,21 @@ def _judged_by(base: Variant, documents: Mapping[str, Sequence[dict[str, Any]]])
 
 
 def chosen_variants(
-    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant],
+    scenarios: Source | Mapping[str, Scenario] | Sequence[Variant | ScenarioSource],
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
 ) -> tuple[list[Variant], str | None]:
     """The variants that a call means, the baseline first, and what they are judged by, if anybody says."""
     several: list[Variant] = []
     if isinstance(scenarios, list | tuple):
-        several = list(scenarios)
-    elif isinstance(scenarios, Mapping):
-        several = [Variant(name, {}, each) for name, each in scenarios.items() if isinstance(each, Scenario)]
+        several = [
+            each if isinstance(each, Variant) else Variant(f"scenario {number}", {}, as_scenario(each))
+            for number, each in enumerate(scenarios, 1)
+        ]
+        if len(several) < 2:
+            raise ArgumentError("scenarios", f"a list of two or more is needed (got {len(several)})")
+    elif isinstance(scenarios, Mapping) and any(isinstance(each, Scenario) for each in scenarios.values()):
+        several = [Variant(str(name), {}, as_scenario(each)) for name, each in scenarios.items()]
     if several:
         if vary:
             raise ArgumentError("vary", "works on one scenario; compare several as they are, or vary one")

@@ -11,7 +11,7 @@ import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray
 from forerun.dataclass import dataclass
-from forerun.errors import ArgumentError, ForerunError, without_unit
+from forerun.errors import ArgumentError, ForerunError, check_number, without_unit
 from forerun.tables import number
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
@@ -88,8 +88,10 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
     """
+    for name, limit in slo.items():
+        check_number(f"slo {name}", limit, 0, inf, whole=False)
     values = {key: float(value) for key, value in slo.items()}
-    for text in texts:
+    for text in map(str, texts):
         key, equals, value = text.partition("=")
         if not equals:
             raise ArgumentError("slo", f"{text}: write KEY=VALUE, for example p99_ttft_ms=1000 or goodput=0.95")

@@ -39,10 +39,10 @@ from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
+from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
 from simulator.speculation.speculation_config import GRAMMAR, named
-from simulator.studies.names import file_fields
 from simulator.studies.steady_state.averages import Averages, SteadyReplica, make_replica
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
 

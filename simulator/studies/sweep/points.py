@@ -13,8 +13,8 @@ from typing import Any
 
 from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
+from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario
-from simulator.studies.names import file_fields
 
 PACKAGES = ("simulator", "hwprofiles", "traces")
 """Packages whose source and data a result depends on, besides its scenario."""

@@ -153,12 +153,13 @@ def _priced(
 
 
 def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
-    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens, and other speculation."""
+    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens beside a prompt's, and other
+    speculation."""
     engine = scenario.engine
     return scenario.with_values(
         {
             "engine.max_num_seqs": max(engine.max_num_seqs, batch),
-            "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, batch * (most_drafted + 1)),
+            "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, batch * (most_drafted + 1) + 1),
             **{f"speculation.{name}": value for name, value in speculation.items()},
         }
     )

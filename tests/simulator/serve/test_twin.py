@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from fuzzing import seeds
 from results import checked_result
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
@@ -215,3 +216,54 @@ def test_a_missing_package_is_installed_from_the_checkout(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
     with pytest.raises(ForerunError, match=r"in Forerun's checkout: pip install -e '\.\[serve\]'"):
         samples_of("# nothing\n", "metrics.txt")
+
+
+ODD = ("9" * 400, "NaN", "-5", "+Inf", "1e300", "1e-320", "0")
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", sorted({line.split("{")[0] for line in seeds.METRICS.splitlines() if line[0] != "#"}))
+def test_a_value_that_is_no_count_is_ignored_with_a_note_or_refused(tmp_path, name, odd):
+    """In one of the lines of each metric; none may break the comparison."""
+    file = tmp_path / "metrics.txt"
+    lines = seeds.METRICS.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith(name + "{"))
+    lines[place] = f"{lines[place].rpartition(' ')[0]} {odd}"
+    file.write_text("\n".join(lines) + "\n")
+    try:
+        seen = observe_files([file], 60.0)
+        assert odd == "0" or any(note.startswith(f"{name}: ignored") for note in seen.notes)
+        noted = twin(scenario_of(), seen, what_ifs=False).document["notes"]
+    except ForerunError:
+        return
+    assert set(seen.notes) <= set(noted)
+
+
+@pytest.mark.parametrize("label", ["", 'le="x"', 'le="NaN"', 'le="-1"', 'position="x"', 'position="1e99"'])
+def test_a_label_that_is_no_bound_or_position_is_ignored_with_a_note(label):
+    for known, metric in (
+        ('le="200.0"', "request_prompt_tokens_bucket"),
+        ('position="0"', "spec_decode_num_accepted_"),
+    ):
+        if label.partition("=")[0] not in ("", known.partition("=")[0]):
+            continue
+        text = seeds.METRICS.replace(known, label, 1).replace(",}", "}")
+        seen = between({}, samples_of(text, "metrics"), "metrics", 60.0)
+        if label:
+            assert any(note.startswith(f"vllm:{metric}") for note in seen.notes)
+
+
+def test_a_sample_given_twice_with_two_values_is_refused():
+    text = seeds.METRICS + 'vllm:prompt_tokens_total{model_name="m"} 7.0\n'
+    with pytest.raises(ForerunError, match=r"metrics: vllm:prompt_tokens_total is given twice .*keep one scrape"):
+        samples_of(text, "metrics")
+
+
+@pytest.mark.parametrize(
+    "result", [3, [3], [{}], [{"metric": 3}], [{"values": [[0], [1]]}], [{"values": [["x", "y"]]}]]
+)
+def test_what_is_no_range_query_is_refused(tmp_path, result):
+    file = tmp_path / "range.json"
+    file.write_text(json.dumps({"status": "success", "data": {"result": result}}))
+    with pytest.raises(ForerunError, match="range query"):
+        observe_files([file], None)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
@@ -157,3 +158,25 @@ def test_what_does_not_fit_is_refused_by_name(changes, message):
 def test_a_profile_without_a_rate_is_refused(profile):
     with pytest.raises(ForerunError, match="profile"):
         scenario_of(arrivals={"process": "poisson", "request_rate": 1.0, "profile": profile})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"interval_s": 1e-9}, "interval_s"),
+        ({"interval_s": 1.0, "scale_down_window_s": 1e6}, r"scale_down_window_s: 1e\+06 s is more than 100,000 times"),
+        ({"interval_s": 0.02, "window_s": 2001.0}, "window_s: 2001 s is more than 100,000 times interval_s"),
+    ],
+)
+def test_looks_and_windows_that_never_end_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        AutoscalerConfig(**{"target": 1.0, "max_replicas": 2, "start_up_s": 1.0} | fields)
+
+
+def test_a_run_with_looks_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("simulator.serving.fleet.autoscaler.MOST_LOOKS", 10)
+    scaler = {"target": 10.0, "max_replicas": 2, "start_up_s": 1.0, "interval_s": 0.01}
+    with pytest.raises(
+        ForerunError, match=r"interval_s: a run longer than 0 s has over 10 looks; raise it"
+    ):
+        simulate(scenario_from(tiny_data() | {"autoscaler": scaler}, "test"))

@@ -115,7 +115,8 @@ def test_an_end_at_which_the_model_no_longer_fits_has_no_ratio():
     from simulator.studies.compare.command import compare
     from simulator.studies.study_file import Variant
 
-    tight = scenario(model="llama-3.1-8b", hardware={"chip": "rtx-4090"}, engine={"gpu_memory_utilization": 0.71})
+    engine = {"gpu_memory_utilization": 0.71, "max_num_batched_tokens": 8192}
+    tight = scenario(model="llama-3.1-8b", hardware={"chip": "rtx-4090"}, engine=engine)
     variants = [Variant(str(n), {}, tight.with_values({"engine.max_num_seqs": n})) for n in (1, 8)]
     document = compare(variants, replications=2, crossover="none", jobs=1).document
     reserved = next(row for row in document["sensitivity"] if row["parameter"] == "vllm.reserved_bytes")

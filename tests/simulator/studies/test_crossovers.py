@@ -68,14 +68,14 @@ def test_compare_tune_plan_and_runs_agree_on_a_crossover(seed):
     below, above = (latencies_ms(scenario, share * load) for share in (0.9, 1.1))
     assert below[0] < below[1]
     assert above[0] > above[1]
-    if above[0] < 1.1 * below[0]:
-        return  # latencies that hardly rise with the load name no load
-    limit = latencies_ms(scenario, load)[1]
+    if above[0] < 1.3 * below[0]:
+        return  # latencies that hardly rise with the load name no load: a few percent of them move it by more than that
+    limit = latencies_ms(scenario, load)[0]  # of the mean run, as the crossover: plan needs half of the runs to hold it
     hardware, engine = scenario.hardware, scenario.engine
     one_layout = {
         "hardware.tensor_parallel": [hardware.tensor_parallel],
         "engine.max_num_batched_tokens": [engine.max_num_batched_tokens],
     }
-    few = {"interval": False, "headroom": False, "replications": 3, "jobs": 1}
+    few = {"interval": False, "headroom": False, "replications": 3, "jobs": 1, "confidence": 0.5}
     planned = plan(other, max_rate=True, slo={"mean_e2el_ms": limit}, vary=one_layout, **few)
     assert planned.best["max_rate"] == pytest.approx(load, rel=AGREE)

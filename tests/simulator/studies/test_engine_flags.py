@@ -133,6 +133,7 @@ def sglang_block(algorithm, verified):
 )
 def test_a_field_adds_its_flag_or_a_remark_says_what_no_flag_can(sections, vllm, sglang):
     plain = DEEPSEEK if "deepseek-r1" in sections.values() else {"model": sections.get("model", "llama-3.1-8b")}
+    plain |= A100 if A100.items() <= sections.items() else {}
     for engine, expected in (("vllm", vllm), ("sglang", sglang)):
         words, remark = command(engine, sections)
         added = [word for word in words if word not in command(engine, plain)[0]]

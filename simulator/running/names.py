@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,40 @@ from forerun.errors import ForerunError
 from hwprofiles import dtype_bytes, load_chip, load_link
 from hwprofiles.kernels.moe import read_routing
 from simulator.llm import load_architecture
-from simulator.running.scenario import Scenario
 from simulator.timing import load_framework
 from traces.catalogue import resolve
 
+Scenario = Any
+"""A ``simulator.running.scenario.Scenario``, whose module imports this one."""
+SUFFIXES = (".csv", ".gguf", ".json", ".npz", ".yaml", ".yml")
 
-def check_names(scenario: Scenario) -> None:
+
+def check_names(scenario: Scenario, files: bool = True) -> None:
     """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
 
     Whether they go together, and fit, is checked when the scenario is built.
+
+    Args:
+        scenario: the scenario.
+        files: look up files too; a scenario may be made before its files are.
     """
     for field, look_up, name in _names(scenario):
+        if not files and (isinstance(name, Mapping) or _is_file(field, str(name))):
+            continue
         try:
             look_up(name)
         except ForerunError as error:
-            text = str(error)
+            text = str(error).removeprefix("model: ").removeprefix("engine.framework: ")
             raise ForerunError(text if text.startswith(f"{field}:") else f"{field}: {text}") from None
+
+
+def _is_file(field: str, name: str) -> bool:
+    """True if a name is that of a file, present or not."""
+    try:
+        suffix, there = Path(name).suffix.lower(), Path(name).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+    return there or suffix in SUFFIXES or (field == "workload.trace" and suffix != "")
 
 
 def file_fields(data: Any) -> Iterator[tuple[Any, Any, Path]]:
