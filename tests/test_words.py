@@ -25,7 +25,7 @@ REPLACED = {
     r"asked|told|untold|said": "the noun that is meant; requested, unknown, by default",
     r"found(?= *(?:=|\+=|: [A-Za-z]|\.append))": "the noun that is meant",
     r"elsewhere|apart": "on another device, separate, disaggregated, distinguished",
-    r"ramps?": "hinge function",
+    r"ramps?(?!_up)": "hinge function",  # vLLM's ramp_up_strategy is a key of its results
     r"_unit_tokens|prefix units": "hash blocks",
     r"laws": "invariants",
 }

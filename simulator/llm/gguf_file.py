@@ -176,10 +176,15 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(packaged("simulator.llm", "gguf_recipes.yaml"))
 
 
+def recipe_of(name: str) -> dict[str, str] | None:
+    """Formats of a GGUF file type by role of the matrix; None where there is no such type."""
+    recipes: dict[str, dict[str, str]] = packaged("simulator.llm", "gguf_recipes.yaml")
+    return recipes.get(name.lower()) or recipes.get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
+
+
 def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | None:
     """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None where there is no such type."""
-    recipes: dict[str, dict[str, str]] = packaged("simulator.llm", "gguf_recipes.yaml")
-    recipe = recipes.get(name.lower()) or recipes.get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
+    recipe = recipe_of(name)
     if recipe is None:
         return None
     weights: dict[str, dict[str, float]] = {part: defaultdict(float) for part in PARTS}

@@ -12,6 +12,7 @@ from hwprofiles import dtype_bytes, load_chip, load_link
 from hwprofiles.kernels.moe import read_routing
 from simulator.llm import load_architecture
 from simulator.timing import load_framework
+from simulator.timing.deployment import check_weight_format
 from traces.catalogue import resolve
 
 Scenario = Any
@@ -74,8 +75,10 @@ def _names(scenario: Scenario) -> Iterator[tuple[str, Callable[[Any], object], A
     names += [(f"hardware.layers_on.{i}.chip", load_chip, share.chip) for i, share in enumerate(hardware.layers_on)]
     names += [(f"hardware.tensor_chips.{i}", load_chip, name) for i, name in enumerate(hardware.tensor_chips)]
     dtypes = scenario.weights_dtype
-    by_part = {f".{part}": dtype for part, dtype in dtypes.items()} if isinstance(dtypes, dict) else {"": dtypes}
-    names += [(f"weights_dtype{part}", dtype_bytes, dtype) for part, dtype in by_part.items()]
+    if isinstance(dtypes, dict):
+        names += [(f"weights_dtype.{part}", dtype_bytes, dtype) for part, dtype in dtypes.items()]
+    else:
+        names.append(("weights_dtype", check_weight_format, dtypes))
     if scenario.kv_transfer is not None:
         names.append(("kv_transfer.link", load_link, scenario.kv_transfer.link))
     draft = scenario.speculation.draft if scenario.speculation is not None else None

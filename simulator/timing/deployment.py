@@ -560,14 +560,12 @@ def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[s
         return dtypes
     if isinstance(requested, str):
         if requested in GGUF_BLOCKS or requested not in DTYPES:
-            from simulator.llm.gguf_file import recipe_dtypes, recipe_names
+            from simulator.llm.gguf_file import recipe_dtypes
 
             recipe = recipe_dtypes(architecture, requested)
             if recipe is not None:
                 return {part: recipe[part] for part in PARTS}
-            if format_of(requested) not in DTYPES and (close := did_you_mean(requested, recipe_names())):
-                raise ForerunError(f"weights_dtype: no format or GGUF file type '{requested}'{close}")
-        _check_dtype("weights_dtype", requested)
+        check_weight_format(requested)
         wide = dtype_bytes(requested) >= 2
         return {part: requested if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
     for part, dtype in requested.items():
@@ -576,6 +574,22 @@ def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[s
         _check_dtype(f"weights_dtype.{part}", dtype)
     base = resolve_weight_dtypes(architecture, requested["default"]) if "default" in requested else dtypes
     return {part: requested.get(part, base[part]) for part in PARTS}
+
+
+def check_weight_format(name: str) -> None:
+    """Refuse a name of ``weights_dtype`` that is neither a format nor a GGUF file type.
+
+    Raises:
+        ForerunError: with the nearest names.
+    """
+    if name not in DTYPES:
+        from simulator.llm.gguf_file import recipe_names, recipe_of
+
+        if recipe_of(name) is not None:
+            return
+        if format_of(name) not in DTYPES and (close := did_you_mean(name, recipe_names())):
+            raise ForerunError(f"weights_dtype: no format or GGUF file type '{name}'{close}")
+    _check_dtype("weights_dtype", name)
 
 
 def _served(dtype: str) -> str:
