@@ -19,7 +19,7 @@ def register(commands: CommandGroup) -> None:
         "twin",
         twin,
         epilog="Examples: forerun twin http://localhost:8000/metrics --scenario chat.yaml --seconds 300  |  "
-        "forerun twin early.txt late.txt --seconds 300 --scenario chat.yaml --tolerance 10 --fail-above itl=20",
+        "forerun twin early.txt late.txt --seconds 300 --scenario chat.yaml --tolerance 10 --fail-above tpot=20",
     )
 
 
@@ -100,7 +100,7 @@ def twin(
         option(
             "--fail-above",
             metavar="METRIC=PERCENT",
-            help="Exit code 1 where a metric lies further off: itl, ttft, prefill, acceptance_length, prefix_hit_rate, "
+            help="Exit code 1 where a metric lies further off: tpot, ttft, prefill, acceptance_length, prefix_hit_rate, "
             "host, kernels; repeatable. alarm=1: where anything is to blame.",
         ),
     ] = None,
@@ -125,7 +125,7 @@ def twin(
         try:
             limits[name] = float(value)
         except ValueError:
-            raise ArgumentError("fail_above", f"'{text}': METRIC=PERCENT expected, such as itl=10") from None
+            raise ArgumentError("fail_above", f"'{text}': METRIC=PERCENT expected, such as tpot=10") from None
     loaded = load_scenario(scenario, tuple(set_values or ()))
     if any(source.startswith(("http://", "https://")) for source in sources):
         if len(sources) != 1:
