@@ -1,5 +1,6 @@
 """Every code block of the documentation runs, at reduced size where a comment says so."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,18 @@ def test_every_command_block_runs_or_says_why_not():
         for block in blocks(DOCS / name):
             if block.language in SHELLS - {"console"}:
                 assert "skip" in block.directives, f"{name}:{block.line}: no console block, and no reason to skip"
+
+
+def test_a_figure_with_its_interval_in_prose_is_one_that_the_page_prints():
+    """Commands are compared with what they print; sentences about it would go stale unseen."""
+    quoted = 0
+    for name in PAGES:
+        text = (DOCS / name).read_text(encoding="utf-8")
+        printed = " ".join(" ".join(block.text for block in blocks(DOCS / name)).split())
+        for figure in re.findall(r"`(\d[\d.,]* \d[\d.]*\.\.\d[\d.]*)`", text):
+            quoted += 1
+            assert figure in printed, f"{name}: {figure}"
+    assert quoted >= 2
 
 
 def test_how_tos_and_tutorial_are_mostly_run():

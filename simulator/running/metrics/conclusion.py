@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import FloatArray
+from forerun.arrays import BoolArray, FloatArray
 from forerun.tables import ABSENT, number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.serving import RequestRecords
@@ -54,9 +54,9 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
 def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> float:
     """Growth of the mean number of requests in the system from the second to the fourth quarter of the arrivals.
 
-    Requests that wait count one by one. Those that run vary by chance, as a Poisson number does, and rise until the
-    first have ended: they count beyond that alone. A turn that waits holds back the turns after it, so that
-    conversations leave no more than one open request each.
+    Requests that wait count one by one. Those that run vary by chance, as a Poisson number does, with the tokens that
+    are requested in a quarter, and rise until the first have ended: they count beyond that alone. A turn that waits
+    holds back the turns after it, so that conversations leave no more than one open request each.
     """
     served = ~requests.failed
     begun_s, ended_s = (
@@ -66,9 +66,11 @@ def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising
     if not quarter_s > 0 or not len(arrival_s):
         return float(len(arrival_s))
 
+    starts_s = (first_s + quarter_s, first_s + 3.0 * quarter_s)
+
     def present(since_s: FloatArray, until_s: FloatArray) -> FloatArray:
         """Mean number of requests between two events, in each of the two quarters."""
-        starts = first_s + quarter_s * np.array([[1.0], [3.0]])
+        starts = np.array(starts_s)[:, None]
         ends = starts + quarter_s
         return np.asarray((np.clip(until_s, starts, ends) - np.clip(since_s, starts, ends)).sum(axis=1) / quarter_s)
 
@@ -77,8 +79,13 @@ def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising
     early_s = (ended_s - arrival_s)[arrival_s <= first_s + quarter_s]
     if quarter_s < max(rising_s / 2, 2.0 * float(early_s.sum()) / max(1, len(early_s))):
         return growth
-    chance = CHANCE * sqrt(2.0 * float(running[0]))
-    return max(growth, growth + float(running[1] - running[0]) - chance)
+    tokens = [float(requests.output_tokens[served][_within(arrival_s, start, quarter_s)].sum()) for start in starts_s]
+    expected = float(running[0]) * max(1.0, tokens[1] / max(1.0, tokens[0]))
+    return max(growth, growth + float(running[1]) - expected - CHANCE * sqrt(2.0 * expected))
+
+
+def _within(times_s: FloatArray, start_s: float, length_s: float) -> BoolArray:
+    return (times_s >= start_s) & (times_s < start_s + length_s)
 
 
 def steady_output_throughput(

@@ -119,12 +119,30 @@ def test_work_that_runs_without_end_counts_though_nothing_waits():
     assert load_section(steady, _open_loop(400))["keeps_up"] is True
 
 
+def test_more_traffic_at_the_end_of_a_trace_is_no_growth_without_end():
+    """Twice the arrivals keep twice the requests running: latency is what it was, and nothing waits."""
+    arrival_s = np.concatenate([np.arange(400) * 0.1, 40.0 + np.arange(800) * 0.05])
+    busier = _records(arrival_s, lambda n: 3.0 + 0.0 * n)
+    assert load_section(busier, _open_loop(1200))["keeps_up"] is True
+    slower = _records(arrival_s, lambda n: 3.0 + 0.02 * n)
+    assert load_section(slower, _open_loop(1200))["keeps_up"] is False
+
+
+def test_a_short_part_of_a_trace_far_below_capacity_is_kept_up_with():
+    """Azure's first minute: its load varies more than chance alone explains."""
+    run = simulate(
+        {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
+        | {"workload": {"trace": "azure-conv-2023", "num_requests": 200}}
+    )
+    assert run.document["load"]["keeps_up"] is True
+
+
 def _records(arrival_s, latency_s):
     zeros = np.zeros(len(arrival_s), dtype=np.int64)
     columns = dict.fromkeys((field.name for field in fields(RequestRecords)), zeros)
     ended = arrival_s + latency_s(np.arange(len(arrival_s)))
     times = {"arrival_s": arrival_s, "scheduled_s": arrival_s, "first_token_s": arrival_s, "finished_s": ended}
-    return RequestRecords(**(columns | times | {"failed": zeros > 0}))
+    return RequestRecords(**(columns | times | {"output_tokens": zeros + 50, "failed": zeros > 0}))
 
 
 def _open_loop(count):
