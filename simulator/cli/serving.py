@@ -100,7 +100,7 @@ def twin(
         option(
             "--fail-above",
             metavar="METRIC=PERCENT",
-            help="Exit code 1 where a metric lies further off: tpot, ttft, prefill, acceptance_length, prefix_hit_rate, "
+            help="Exit code 1 where a metric is further off: tpot, ttft, prefill, acceptance_length, prefix_hit_rate, "
             "host, kernels; repeatable. alarm=1: where anything is to blame.",
         ),
     ] = None,

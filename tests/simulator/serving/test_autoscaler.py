@@ -176,7 +176,5 @@ def test_looks_and_windows_that_never_end_are_refused(fields, message):
 def test_a_run_with_looks_without_end_is_refused(monkeypatch):
     monkeypatch.setattr("simulator.serving.fleet.autoscaler.MOST_LOOKS", 10)
     scaler = {"target": 10.0, "max_replicas": 2, "start_up_s": 1.0, "interval_s": 0.01}
-    with pytest.raises(
-        ForerunError, match=r"interval_s: a run longer than 0 s has over 10 looks; raise it"
-    ):
+    with pytest.raises(ForerunError, match=r"interval_s: a run longer than 0 s has over 10 looks; raise it"):
         simulate(scenario_from(tiny_data() | {"autoscaler": scaler}, "test"))
