@@ -280,7 +280,7 @@ def test_an_unknown_kernel_library_is_refused():
         ("host", {"launch_s": 5e-6}, "host.launch_s: engines bring launch times of their own; remove it"),
         ("host", {"graph_launch_s": 5e-6}, "host.graph_launch_s: engines bring launch times of their own; remove it"),
         ("power.source.date", "2026-13", "power.source.date: is no date such as 2023, 2023-03 or 2023-03-21"),
-        ("links.scale_up", "nvlink9", "links.scale_up: no link 'nvlink9'; did you mean 'nvlink"),
+        ("links.scale_up", "nvlnk4", "links.scale_up: no link 'nvlnk4'; did you mean 'nvlink4'"),
         ("like", "h10-sxm", "like: no chip 'h10-sxm'; did you mean 'h100-sxm'? (forerun chips list)"),
         ("kind", "gpu", "kind: must be 'gpu-datacenter', 'gpu-consumer'"),
         ("kernels", [1], "a mapping library -> family -> dtype is needed"),
