@@ -87,6 +87,8 @@ class PoolBuild(Pool):
 class Build:
     """The parts of a run, before anything has happened."""
 
+    scenario: Scenario
+    seed: int
     fleet: Fleet
     pools: tuple[PoolBuild, ...]
     """Pools of the fleet, in order of replica number; a single pool where all replicas are equal."""
@@ -148,7 +150,7 @@ def build_run(
         autoscaler=scenario.autoscaler,
         initial=scenario.hardware.replicas,
     )
-    return Build(fleet, pools, tuple(dict.fromkeys(note for pool in pools for note in pool.notes)))
+    return Build(scenario, seed, fleet, pools, tuple(dict.fromkeys(note for pool in pools for note in pool.notes)))
 
 
 def _parts(scenario: Scenario) -> dict[str, Scenario]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import takewhile
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import numpy as np
 
 from forerun.dataclass import dataclass
 from forerun.result import Result
-from hwprofiles import Chip
-from simulator.running.build import Build, PoolBuild
+from hwprofiles import Chip, weakest
+from simulator.llm import load_architecture
+from simulator.running.build import EXTRAPOLATED, Build, PoolBuild
+from simulator.running.metrics.tasks import task_section
 from simulator.running.scenario import Scenario
-from simulator.running.step_rows import StepDetail, StepTotals
+from simulator.running.step_rows import StepDetail, StepRows, StepTotals
 from simulator.serving import (
     EngineCounters,
     GapCounts,
@@ -30,7 +34,8 @@ from simulator.serving import (
 )
 from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.log import Span
-from simulator.timing import Evidence, MemoryPlan
+from simulator.timing import Evidence, MemoryPlan, load_framework
+from simulator.timing.releases import build_age
 
 
 class ErrorSource(TypedDict):
@@ -139,6 +144,53 @@ class RunRecords(Result):
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None
     """Estimated error of its figures; None without ``intervals``."""
+
+    @classmethod
+    def of(cls, build: Build, log: RunLog, rows: StepRows, totals: StepTotals, began: tuple[float, float]) -> Self:
+        """Records of the run of a build that has just ended; ``began``: the ``clock`` at its start."""
+        requests, evidence, pools = request_records(log), Evidence.of(totals), build.pools
+        cpu_s, wall_s = (now - then for now, then in zip(clock(), began, strict=True))
+        return cls(
+            scenario=build.scenario,
+            seed=build.seed,
+            requests=requests,
+            steps=rows.steps(),
+            totals=totals,
+            gaps=log.gaps(),
+            kv=kv_report(build, totals, requests, log),
+            speculation=speculation_counters(log, build.main),
+            engine=EngineCounters(
+                int(totals.steps.sum()), log.exact_steps, float(totals.end_s.max()), cpu_s=cpu_s, wall_s=wall_s
+            ),
+            basis=weakest((evidence.basis, EXTRAPOLATED)) if any(_beyond_fits(build)) else evidence.basis,
+            evidence=evidence,
+            notes=(*build.notes, *log.stream.notes),
+            chips=build.chips,
+            pools=tuple(map(PoolFacts.of, pools)),
+            replicas=replica_use(log, totals, pools),
+            transfers=transfer_report(log) if build.fleet.links else None,
+            restarts=int(np.sum(log.restarts)),
+            spans=tuple(log.spans),
+            scaling=log.scaling,
+            tasks=None if log.stream.follows is None else task_section(log.stream, requests),
+            detail=StepDetail.of(log.steps, build.main.timer) if len(pools) == 1 and rows.keep else None,
+            steps_kept=rows.keep,
+        )
+
+
+def clock() -> tuple[float, float]:
+    """CPU seconds of this process and of those that have ended before it, and wall-clock seconds."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system, time.perf_counter()
+
+
+def _beyond_fits(build: Build) -> Iterator[bool]:
+    """True for each pool that rests on assumptions, and where the engine's release is none of those that constants were
+    fitted on, or too young a build for the model."""
+    yield from (pool.assumed for pool in build.pools)
+    engine = build.scenario.engine
+    library, model = load_framework(engine.framework).kernel_library, load_architecture(build.scenario.model).name
+    yield build_age(library, engine.release, model) != "fitted"
 
 
 def request_records(log: RunLog) -> RequestRecords:

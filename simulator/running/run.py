@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -17,31 +15,25 @@ from forerun.errors import ForerunError, InvariantError, NothingServedError, Sta
 from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
 from forerun.types import LONGEST_S
-from hwprofiles import weakest
-from simulator.llm import load_architecture
 from simulator.running import metrics
 from simulator.running.assumptions import Factors
-from simulator.running.build import EXTRAPOLATED, Build, build_run
+from simulator.running.build import Build, build_run
 from simulator.running.drafting import DrafterFactory
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.records import (
     ErrorSource,
     ModelError,
-    PoolFacts,
     RunRecords,
-    kv_report,
-    replica_use,
+    clock,
     request_records,
     speculation_counters,
-    transfer_report,
 )
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
-from simulator.running.step_rows import DecodeSample, StepRows, step_detail
-from simulator.serving import FULL_ROWS, EngineCounters, KvCacheReport, RunLog, StepLog, StepRecords
+from simulator.running.step_rows import DecodeSample, StepRows
+from simulator.serving import FULL_ROWS, KvCacheReport, RunLog, StepLog
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory, window_note
-from simulator.timing import Evidence, ModelTimer, load_framework
-from simulator.timing.releases import build_age
+from simulator.timing import ModelTimer, load_framework
 from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
@@ -152,8 +144,7 @@ def simulate(
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row, an equal part for
-            each replica; default: 131,072. 0 keeps none: only sums over many steps stay, for the figures of the
-            summary.
+            each replica; default: 131,072. 0 keeps none: only their sums stay (``totals``).
         make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
@@ -175,7 +166,7 @@ def simulate(
         traces.TraceError: the trace cannot be read.
     """
     check_number("seed", seed, 0, inf, whole=True)
-    cpu, wall = _cpu_s(), time.perf_counter()
+    began = clock()
     scenario = as_scenario(scenario)
     build = build_run(scenario, seed, make_drafter, make_policy, factors)
     if stream is None:
@@ -183,66 +174,28 @@ def simulate(
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     audit, decoding, keep_steps = StepAudit(build.pools, stream.prefix_hashes), DecodeSample(), full_step_rows != 0
-    sampled = build.main.groups is not None and cost_notes
-
-    def look(steps: StepRecords) -> None:
-        audit.take(steps)
-        if sampled:
-            decoding.take(steps)
 
     def broken_run(problem: str, result: RunResult | None = None) -> InvariantError:
         described = scenario.model_dump_json(exclude_unset=True)
         return InvariantError(problem, described, seed, "" if keep_steps else " --no-steps", result)
 
-    rows = StepRows(build, look, keep_steps)
+    sampled = [decoding.take] if build.main.groups is not None and cost_notes else []
+    rows = StepRows(build, [audit.take, *sampled], keep_steps)
     try:
         log = build.fleet.run(stream, progress, full_step_rows or FULL_ROWS, rows.take)
     except StalledError as error:
         raise broken_run(str(error)) from None
     rows.take(log.steps)
-    totals = audit.totals
     _refuse_nothing_served(log)
-    simulated_s = float(totals.end_s.max())
+    simulated_s = float(audit.totals.end_s.max())
     if simulated_s > LONGEST_S:
         raise ForerunError(
             f"the run lasts {simulated_s:.3g} s of simulated time, of which {LONGEST_S:.0e} s can be resolved; fewer "
             f"requests, shorter pauses or failures"
         )
-    requests, steps = request_records(log), rows.steps()
-    kv, evidence = kv_report(build, totals, requests, log), Evidence.of(totals)
-    result = RunResult(
-        scenario=scenario,
-        seed=seed,
-        requests=requests,
-        steps=steps,
-        totals=totals,
-        gaps=log.gaps(),
-        kv=kv,
-        speculation=speculation_counters(log, build.main),
-        engine=EngineCounters(
-            steps=int(totals.steps.sum()),
-            exact_steps=log.exact_steps,
-            simulated_s=simulated_s,
-            cpu_s=_cpu_s() - cpu,
-            wall_s=time.perf_counter() - wall,
-        ),
-        basis=weakest(
-            (evidence.basis, *(EXTRAPOLATED for pool in build.pools if pool.assumed), *_build_basis(scenario))
-        ),
-        evidence=evidence,
-        notes=(*build.notes, *log.stream.notes, *_notes(scenario, build, log, decoding, kv)),
-        chips=build.chips,
-        pools=tuple(map(PoolFacts.of, build.pools)),
-        replicas=replica_use(log, totals, build.pools),
-        transfers=transfer_report(log) if build.fleet.links else None,
-        restarts=int(np.sum(log.restarts)),
-        spans=tuple(log.spans),
-        scaling=log.scaling,
-        tasks=None if log.stream.follows is None else metrics.task_section(log.stream, requests),
-        detail=step_detail(log, build.main.timer) if len(build.pools) == 1 and keep_steps else None,
-        steps_kept=keep_steps,
-    )
-    problem = broken(FinishedRun.of(build.pools, log, requests, audit, result.speculation))
+    result = RunResult.of(build, log, rows, audit.totals, began)
+    result = replace(result, notes=(*result.notes, *_notes(build, log, decoding, result.kv)))
+    problem = broken(FinishedRun.of(build.pools, log, result.requests, audit, result.speculation))
     if problem is not None:
         raise broken_run(problem, result)
     if intervals:
@@ -251,14 +204,6 @@ def simulate(
         wide = [f"evidence: {off['served']}"] if metrics.widely_served(off) else []
         result = replace(result, model_error=off, notes=(*result.notes, *wide))
     return result
-
-
-def _build_basis(scenario: Scenario) -> list[str]:
-    """``extrapolated`` where the engine's release is none of those that constants were fitted on, or too young a build
-    for the model."""
-    library = load_framework(scenario.engine.framework).kernel_library
-    age = build_age(library, scenario.engine.release, load_architecture(scenario.model).name)
-    return [] if age == "fitted" else [EXTRAPOLATED]
 
 
 def serve(
@@ -328,19 +273,13 @@ def refusal_words(refusals: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _cpu_s() -> float:
-    """Of this process and of those that have ended before it."""
-    times = os.times()
-    return time.process_time() + times.children_user + times.children_system
-
-
-def _notes(scenario: Scenario, build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
+def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
     if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
         yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
         yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"
-    engine = scenario.engine
+    scenario, engine = build.scenario, build.scenario.engine
     if engine.framework == "vllm" and engine.max_num_batched_tokens < engine.max_num_seqs:
         yield (
             f"engine.max_num_batched_tokens: {engine.max_num_batched_tokens} is below max_num_seqs "

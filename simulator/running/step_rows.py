@@ -1,37 +1,33 @@
-"""The steps of a run: priced by bound and evidence, looked at and summed up one by one, kept or joined; and the
-kernels of one step of each kind."""
+"""The steps of a run: priced by bound and evidence, summed, and kept or not; and the kernels of one step of each
+kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.dataclass import dataclass
+from forerun.result import alike
 from simulator.running.build import Build
-from simulator.serving import RunLog, StepLog, StepRecords
+from simulator.serving import StepLog, StepRecords
 from simulator.timing import Costs, EngineTimer, Kernel, ModelTimer, StagedTimer, StepWork, running, some_steps
+from simulator.timing.kernels import equal_neighbours
 from simulator.timing.power import full_power_s
 
 MEAN_CONTEXT = 0.03
 """Share by which several steps may differ from as many steps at their mean context."""
 PRICED_TOGETHER = 1 << 15
 """Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
-GROUPS = 1024
-"""Sums that stay of the steps that a log hands over together where no rows are kept, over all replicas."""
-MOST_GROUPS = 16 * GROUPS
-"""Sums beyond which neighbours are joined again."""
 COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
 )  # fmt: skip
 SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
-MEANS = ("decode_seqs", "decode_kv_tokens", "running", "waiting", "kv_blocks")
-FIRSTS = ("replica", "start_s")
-"""Columns of which a row of several steps has the first; others but ``query_len`` are summed."""
 MOST_ROWS = 50_000
 """Step rows of a run that is looked into; longer ones are not."""
 
@@ -86,12 +82,21 @@ class StepTotals:
             "block_s": steps.kv_blocks * seconds,
             "held_s": (steps.running + steps.waiting) * seconds,
         }
-        for name, values in summed.items():
+        order = np.argsort(replica, kind="stable") if replica.max() > replica.min() else slice(None)
+        firsts, _ = equal_neighbours(replica[order])
+        at = replica[order][firsts]
+        rows = np.stack(list(summed.values()), axis=1, dtype=np.float64)[order]
+        # Over rows side by side ``sum`` adds one after the other, so that the last bit does not depend on the columns.
+        sums_of = np.array([part.sum(axis=0) for part in np.split(rows, firsts[1:])])
+        for name, added in zip(summed, sums_of.T, strict=True):
+            getattr(self, name)[at] += added.astype(getattr(self, name).dtype)
+        for name, extreme, values in (
+            ("peak_blocks", np.maximum, steps.kv_blocks),
+            ("first_s", np.fmin, steps.start_s),
+            ("end_s", np.fmax, steps.start_s + seconds),
+        ):
             sums = getattr(self, name)
-            sums += np.bincount(replica, weights=values, minlength=len(sums)).astype(sums.dtype)
-        np.maximum.at(self.peak_blocks, replica, steps.kv_blocks)
-        np.fmin.at(self.first_s, replica, steps.start_s)
-        np.fmax.at(self.end_s, replica, steps.start_s + seconds)
+            sums[at] = extreme(sums[at], extreme.reduceat(values[order], firsts))
 
     def of_replicas(self, first: int, count: int) -> StepTotals:
         return StepTotals(**{field.name: getattr(self, field.name)[first : first + count] for field in fields(self)})
@@ -104,20 +109,20 @@ COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog``, shows each of them to ``look``, and keeps all of them or sums of neighbours."""
+    """Prices the rows of a ``StepLog`` and shows each of them to ``looks``."""
 
     build: Build
-    look: Callable[[StepRecords], None]
+    looks: Sequence[Callable[[StepRecords], None]]
     keep: bool
+    """Whether the records stay."""
     parts: list[StepRecords] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
         """Price the rows that ``log`` holds."""
         steps = price_steps(log, self.build)
-        self.look(steps)
-        self.parts.append(steps if self.keep else summed(steps, -(-len(steps) // GROUPS)))
-        if not self.keep and sum(map(len, self.parts)) > MOST_GROUPS:
-            self.parts = [summed(joined(self.parts), 2)]
+        for look in self.looks:
+            look(steps)
+        self.parts.append(steps if self.keep else steps.take(np.zeros(0, dtype=np.int64)))
 
     def steps(self) -> StepRecords:
         return joined(self.parts)
@@ -130,7 +135,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     batches that wait for each other in a pipeline have the shares of it laid on their seconds. Copies to and from host
     memory count as interconnect.
     """
-    costs, chips = Costs.zeros(len(steps)), np.zeros(len(steps), dtype=np.int64)
+    costs, chips = Costs.zeros(0), np.zeros(len(steps), dtype=np.int64)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
     overlapped = np.zeros(len(steps), dtype=np.bool_)
     pool_of = np.repeat(np.arange(len(build.pools)), [pool.replicas for pool in build.pools])
@@ -140,12 +145,19 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
         overlapped[pool_rows] = isinstance(timer, StagedTimer) or pool.hits is not None
         for start in range(0, len(pool_rows), PRICED_TOGETHER):
             rows: Any = pool_rows[start : start + PRICED_TOGETHER]
+            whole = len(rows) == len(steps)
             if len(build.pools) == 1:
                 rows = slice(start, start + len(rows))
             work = steps.work(rows)
             draft = steps.draft(rows)
             chips[rows] = pool.chips_per_stage
-            costs.put(rows, timer.costs(work) if draft is None else timer.costs(work, draft))
+            part = timer.costs(work) if draft is None else timer.costs(work, draft)
+            if whole:
+                costs = part
+                continue
+            if len(costs.host_s) < len(steps):
+                costs = Costs.zeros(len(steps))
+            costs.put(rows, part)
     priced = costs.device_s + costs.host_s
     scaled = (overlapped | (count > 1)) & (priced > 0)
     scale = np.divide(steps.column("seconds") - copies_s, priced, out=np.ones_like(priced), where=scaled)
@@ -160,29 +172,6 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     columns["sol_s"] = costs.sol_s * count
     columns |= {name: getattr(costs, name) * count * chips for name in ("flops", "bytes")}
     return StepRecords(decode_kv_tokens=steps.decode_kv_tokens, **columns)
-
-
-def summed(steps: StepRecords, size: int) -> StepRecords:
-    """One row for every ``size`` neighbouring rows of a replica, in the order of replicas and time.
-
-    Seconds, tokens, prompts, FLOPs and bytes are sums; running and waiting requests, contexts and blocks are means over
-    the engine steps behind them, rounded up.
-    """
-    order = np.argsort(steps.replica, kind="stable")
-    replica, count = steps.replica[order], steps.steps[order]
-    place = np.arange(len(order)) - np.searchsorted(replica, replica, side="left")
-    firsts = np.flatnonzero(place % max(1, size) == 0)
-    columns: dict[str, Any] = {}
-    total = np.add.reduceat(count, firsts)
-    for name in StepRecords.__dataclass_fields__:
-        values = getattr(steps, name)[order]
-        if name in MEANS:
-            columns[name] = -(-np.add.reduceat(values * count, firsts) // total)
-        elif name == "query_len":
-            columns[name] = np.maximum.reduceat(values, firsts)
-        else:
-            columns[name] = values[firsts] if name in FIRSTS else np.add.reduceat(values, firsts)
-    return StepRecords(**columns)
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
@@ -206,35 +195,49 @@ class SampledStep(NamedTuple):
     """Of every chip that shares the step."""
 
 
-class StepDetail(NamedTuple):
-    """What a run's timeline shows inside its steps."""
+class StepDetail:
+    """Parts of a run's steps for its timeline, computed when they are first read, or pickled."""
 
-    draft_s: FloatArray | None
-    """Seconds that the drafter adds to each step row; None without a drafter."""
-    sampled: tuple[SampledStep, ...]
-    """The step of median length of each kind."""
-    devices: int
-    """Chips that run the same kernels side by side."""
+    def __init__(self, log: StepLog, timer: ModelTimer) -> None:
+        self._log, self._timer = log, timer
 
+    @classmethod
+    def of(cls, log: StepLog, timer: EngineTimer) -> StepDetail | None:
+        """None where the run is too long, or its timer does not say what its kernels are."""
+        known = isinstance(timer, ModelTimer) and not log.dropped and 0 < len(log) <= MOST_ROWS
+        return cls(log, timer) if known else None  # type: ignore[arg-type]
 
-def step_detail(log: RunLog, timer: EngineTimer) -> StepDetail | None:
-    """Look into the steps of a run; None where the run is too long, or its timer does not say what its kernels are."""
-    steps = log.steps
-    if not isinstance(timer, ModelTimer) or steps.dropped or not 0 < len(steps) <= MOST_ROWS:
-        return None
-    work, draft = steps.work(slice(None)), steps.draft(slice(None))
-    draft_s = timer.exposed_drafting_s(work, draft)
-    if draft_s is not None:
-        draft_s = np.minimum(draft_s * steps.column("steps"), steps.column("seconds"))
-    single = np.where(steps.column("copies_s") > 0, 0.0, steps.column("steps"))
-    sampled = []
-    for row in [] if isinstance(timer, StagedTimer) else median_rows(work, steps.column("seconds"), single):
-        one_step = timer.scored(some_steps(work, np.array([row])))
-        kernels = tuple(running(timer.target.kernels(one_step)))
-        host_s = float(steps.column("seconds")[row]) - sum(one.step_s for one in kernels)
-        drafting_s = 0.0 if draft_s is None else float(draft_s[row])
-        sampled.append(SampledStep(row, max(0.0, host_s), drafting_s, kernels))
-    return StepDetail(draft_s, tuple(sampled), timer.target.deployment.group_chips)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("draft_s", "sampled", "devices")}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepDetail) and alike(self.__getstate__(), other.__getstate__())
+
+    @cached_property
+    def draft_s(self) -> FloatArray | None:
+        """Seconds that the drafter adds to each step row; None without a drafter."""
+        log = self._log
+        added_s = self._timer.exposed_drafting_s(log.work(slice(None)), log.draft(slice(None)))
+        return None if added_s is None else np.minimum(added_s * log.column("steps"), log.column("seconds"))
+
+    @cached_property
+    def sampled(self) -> tuple[SampledStep, ...]:
+        """The step of median length of each kind; none of a pipeline's, which overlap."""
+        return () if isinstance(self._timer, StagedTimer) else tuple(self._samples())
+
+    @cached_property
+    def devices(self) -> int:
+        """Chips that run the same kernels side by side."""
+        return self._timer.target.deployment.group_chips
+
+    def _samples(self) -> Iterator[SampledStep]:
+        timer, work, seconds = self._timer, self._log.work(slice(None)), self._log.column("seconds")
+        single = np.where(self._log.column("copies_s") > 0, 0.0, self._log.column("steps"))
+        for row in median_rows(work, seconds, single):
+            one_step = timer.scored(some_steps(work, np.array([row])))
+            kernels = tuple(running(timer.target.kernels(one_step)))
+            host_s = float(seconds[row]) - sum(one.step_s for one in kernels)
+            yield SampledStep(row, max(0.0, host_s), 0.0 if self.draft_s is None else float(self.draft_s[row]), kernels)
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,6 +237,10 @@ class Costs:
         """Costs of the entries selected by ``index``."""
         return Costs(*(getattr(self, name)[index] for name in self.__slots__))
 
+    def repeated(self, times: IntArray) -> Costs:
+        """Each entry as often as ``times`` says."""
+        return Costs(*(np.repeat(getattr(self, name), times) for name in self.__slots__))
+
     def put(self, index: Any, other: Costs) -> None:
         """Set the entries selected by ``index`` to those of ``other``."""
         for name in self.__slots__:
@@ -251,8 +255,15 @@ PARAMETERS = {
 """Parameter family of an operation, where it differs from the operation's name."""
 
 
-def price(call: Call, library: KernelLibrary) -> Kernel:
-    """Time and evidence level of one kernel call."""
+class CellEnds(Protocol):
+    """Table of decode attention at the ends of cells of contexts."""
+
+    def ends(self, seqs: IntArray, query_len: Num, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
+        """Seconds at both ends of the cell of each step; None where the table would be larger than the steps."""
+
+
+def price(call: Call, library: KernelLibrary, table: CellEnds | None = None) -> Kernel:
+    """Time and evidence level of one kernel call; ``table``: of the same decode attention."""
     sizes, library = call.sizes, call.library or library
     if call.op == "collective":
         taken = library.collective(**sizes)
@@ -263,7 +274,7 @@ def price(call: Call, library: KernelLibrary) -> Kernel:
         return Kernel(call.name, "collective", "", call.times, time, basis)
     shape = sizes.get("shape")
     between = call.op.endswith("_decode") and not isinstance(shape, RecurrentShape)
-    priced = decode_attention(library, call.op, **sizes) if between else _timed(library, call.op, sizes)
+    priced = decode_attention(library, call.op, **sizes, table=table) if between else _timed(library, call.op, sizes)
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
@@ -318,19 +329,33 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD
 
 def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
     """Places of distinct rows of ``columns``, and which of these each row is."""
-    label = np.zeros(columns[0].shape, dtype=np.uint64)
-    for number, column in enumerate(columns):
-        label = (label ^ column.astype(np.float64).view(np.uint64)) * _ODD[number % len(_ODD)]
+    flat = [column.ravel() for column in columns]
+    runs, lengths = equal_neighbours(*flat)
+    label = np.zeros(len(runs), dtype=np.uint64)
+    for number, column in enumerate(flat):
+        label = (label ^ column[runs].astype(np.float64).view(np.uint64)) * _ODD[number % len(_ODD)]
         label ^= label >> np.uint64(29)
-    flat = label.ravel()
-    order = np.argsort(flat)
-    starts = np.append(True, np.diff(flat[order]) != 0)
-    inverse = np.empty(label.shape, dtype=np.int64)
-    inverse.flat[order] = np.cumsum(starts) - 1
-    first = order[starts]
-    if all(np.array_equal(column.flat[first][inverse], column) for column in columns):
-        return first, inverse
-    return np.arange(label.size), np.arange(label.size).reshape(label.shape)
+    order = np.argsort(label)
+    starts = np.append(True, np.diff(label[order]) != 0)
+    inverse = np.empty(len(runs), dtype=np.int64)
+    inverse[order] = np.cumsum(starts) - 1
+    first = runs[order[starts]]
+    if not all(np.array_equal(column[first][inverse], column[runs]) for column in flat):
+        first, inverse = runs, np.arange(len(runs))
+    return first, np.repeat(inverse, lengths).reshape(columns[0].shape)
+
+
+def equal_neighbours(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
+    """First row of each run of equal rows of ``columns``, and its length: steps after one another are often alike.
+
+    >>> equal_neighbours(np.array([5, 5, 7, 5]))
+    (array([0, 2, 3]), array([2, 1, 1]))
+    """
+    size = len(columns[0])
+    changes = np.ones(size, dtype=np.bool_)
+    changes[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    first = np.flatnonzero(changes)
+    return first, np.diff(first, append=size)
 
 
 def sizes_key(*sizes: Any) -> tuple[Any, ...]:
@@ -372,13 +397,16 @@ def cell_tokens(seqs: Num) -> Num:
     return np.minimum(CELL_TOKENS_PER_SEQUENCE * seqs, MAX_CELL_TOKENS)
 
 
-def between_cells(formula: Any, seqs: IntArray, keys: Num) -> FloatArray:
+def between_cells(formula: Any, seqs: IntArray, keys: Num, at_ends: Callable[[Num], Any] | None = None) -> FloatArray:
     """``formula``, of the keys at both ends of each step's cell, interpolated between; the first cell begins at one
-    key."""
+    key. ``at_ends`` gives both values by cell where it knows them."""
     width = cell_tokens(np.maximum(1, seqs))
     cell = keys // width
-    ends = np.where(cell > 0, cell * width, np.minimum(keys, 1)), np.where(keys > 0, (cell + 1) * width, 0)
-    low, high = np.asarray(formula(np.array(ends)))
+    known = None if at_ends is None else at_ends(cell)
+    if known is None:
+        ends = np.where(cell > 0, cell * width, np.minimum(keys, 1)), np.where(keys > 0, (cell + 1) * width, 0)
+        known = np.asarray(formula(np.array(ends)))
+    low, high = known
     interpolated: FloatArray = low + (keys - cell * width) * ((high - low) / width)
     return interpolated
 
@@ -391,6 +419,7 @@ def decode_attention(
     q_len: Num,
     kv_tokens: IntArray,
     tail_kv: Num = 0.0,
+    table: CellEnds | None = None,
 ) -> KernelTime:
     """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
 
@@ -402,6 +431,7 @@ def decode_attention(
         q_len: queries of each.
         kv_tokens: keys they read, total.
         tail_kv: context of the longest beyond the mean of those that end alone (``StepWork.tail_kv``).
+        table: of the same kernel, which single steps are priced by.
     """
     # Work and launch are physics', whatever was learned of the seconds.
     exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
@@ -410,7 +440,11 @@ def decode_attention(
         return _timed(library, op, {"shape": shape, "seqs": seqs, "q_len": q_len, "kv_tokens": keys}).seconds
 
     tail_s = library.tail_seconds(shape, seqs, q_len) * tail_kv if isinstance(shape, AttentionShape) else 0.0
-    total_s = between_cells(seconds, seqs, kv_tokens) + tail_s
+
+    def at_ends(cells: IntArray) -> Any:
+        return None if table is None else table.ends(np.maximum(1, seqs), np.maximum(1, q_len), cells)
+
+    total_s = between_cells(seconds, seqs, kv_tokens, at_ends) * (exact.seconds > 0) + tail_s
     return exact._replace(seconds=total_s, launch_s=np.minimum(exact.launch_s + tail_s, total_s))
 
 

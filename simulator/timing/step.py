@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import field
 from functools import cache
-from math import isnan
+from math import isnan, prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from simulator.timing.kernels import (
     cell_tokens,
     decode_calls,
     embedding_calls,
+    equal_neighbours,
     head_calls,
     layer_calls,
     mixed_calls,
@@ -56,6 +57,9 @@ from simulator.timing.work import (
 BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
 ROWS_TOGETHER = 32
+STEPS_PER_BLOCK = 128
+"""Steps for each block of a ``DecodeTable`` from which many steps are priced by it: one block costs as much as 1,000 of
+them, unless single steps were priced by it before."""
 EXTRAPOLATED = 1
 
 
@@ -95,6 +99,9 @@ class DecodeTable:
         self._formula = formula
         self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
         """Cell width, and values at the cell ends: NaN where none was requested."""
+        self._blocks: dict[tuple[int, int, int], FloatArray] = {}
+        """Values at the ends of a block's cells for ``ROWS_TOGETHER`` like batches, by the first of these, queries and
+        block."""
 
     def __call__(self, seqs: int, query_len: int, keys: Any) -> Any:
         """Seconds for ``keys`` total keys: a number, or an array for an array."""
@@ -125,15 +132,45 @@ class DecodeTable:
                 return row
         # Rows of like batches are soon requested too, and cost little more together than one of them alone.
         first = (seqs - 1) // ROWS_TOGETHER * ROWS_TOGETHER + 1
-        batches = np.arange(first, first + ROWS_TOGETHER)
         block = int(keys // int(cell_tokens(seqs))) // BLOCK_CELLS
-        ends = np.arange(block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS + 1)
-        points = np.asarray(ends * cell_tokens(batches)[:, None], dtype=np.float64)
-        if block == 0:
-            points[:, 0] = 1.0
-        costs = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape)
-        kept = [self._keep(batch, query_len, block, one) for batch, one in zip(batches.tolist(), costs, strict=True)]
+        costs = self._block(first, query_len, block)
+        kept = [self._keep(batch, query_len, block, one) for batch, one in enumerate(costs, first)]
         return kept[seqs - first]
+
+    def ends(self, seqs: IntArray, query_len: Any, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
+        """Values at both ends of the cell of each step; None where its blocks would be larger than the steps."""
+        batch, of_batch = np.divmod(seqs - 1, ROWS_TOGETHER)
+        block, of_block = np.divmod(cells, BLOCK_CELLS)
+        sizes = int(np.max(query_len)) + 1, int(batch.max(initial=0)) + 1, int(block.max(initial=0)) + 1
+        if prod(sizes) > max(len(cells), STEPS_PER_BLOCK):
+            return None
+        label = (query_len * sizes[1] + batch) * sizes[2] + block
+        used = np.flatnonzero(np.bincount(label, minlength=prod(sizes)))
+        if len(used) * STEPS_PER_BLOCK > len(cells):
+            return None
+        queries, batches, blocks = (part.tolist() for part in np.unravel_index(used, sizes))
+        known = [
+            self._block(batch * ROWS_TOGETHER + 1, query_len, block)
+            for query_len, batch, block in zip(queries, batches, blocks, strict=True)
+        ]
+        place = np.zeros(prod(sizes), dtype=np.int64)
+        place[used] = np.arange(len(used))
+        at = (place[label] * ROWS_TOGETHER + of_batch) * (BLOCK_CELLS + 1) + of_block
+        values = np.concatenate([one.ravel() for one in known])
+        return values[at], values[at + 1]
+
+    def _block(self, first: int, query_len: int, block: int) -> FloatArray:
+        """Values at the ends of the cells of a block, batches x ends."""
+        known = self._blocks.get((first, query_len, block))
+        if known is None:
+            batches = np.arange(first, first + ROWS_TOGETHER)
+            ends = np.arange(block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS + 1)
+            points = np.asarray(ends * cell_tokens(batches)[:, None], dtype=np.float64)
+            if block == 0:
+                points[:, 0] = 1.0
+            known = np.broadcast_to(self._formula(batches[:, None], query_len, points), points.shape)
+            self._blocks[first, query_len, block] = known
+        return known
 
     def _keep(self, seqs: int, query_len: int, block: int, costs: FloatArray) -> tuple[int, FloatArray]:
         """The row with the values of a block added; the table may hold another thread's row, which lacks them."""
@@ -212,6 +249,8 @@ class StepTimer:
     _homes: tuple[Deployment, ...] = field(init=False)
     """The model's layers by the chip that runs them."""
     _kinds: list[MixingKind] = field(init=False)
+    _decode: list[DecodeTable] = field(init=False)
+    """Seconds of decode attention of each kind of layer."""
     _attention: list[AttentionPrices] = field(init=False, default_factory=list)
     """Attention prices of each kind of layer; computed when a single step is first priced."""
     _layers: dict[int, CostTable] = field(init=False)
@@ -246,6 +285,8 @@ class StepTimer:
         self.tracked_windows = self.windows
         self.windows = self.windows or attention_windows(architecture)
         self._kinds = mixing_kinds(deployment, self.windows)
+        tables = [DecodeTable(seconds_of(decode_calls, kind)) for kind in self._kinds]
+        self._decode = tables if self.like is None else self.like._decode
         full = [
             (one.shape, one.kernels)
             for one in self._kinds
@@ -350,8 +391,11 @@ class StepTimer:
         turns, work = self._one_prompt(work)
         seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
         tokens = seen.tokens
-        total = self._layer_rows(seen, tokens)
-        total.add(self._head.rows(logit_rows))
+        together = self._together(seen)
+        first, times = equal_neighbours(tokens, together, logit_rows)
+        total = self._layer_rows(tokens[first], together[first])
+        total.add(self._head.rows(logit_rows[first]))
+        total = total.repeated(times)
         for kind in self._kinds:
             for kernel in self._mixing_kernels(kind, seen):
                 total.add_kernel(kernel._replace(times=kind.layers))
@@ -527,9 +571,8 @@ class StepTimer:
         decode_only = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
         return np.where(decode_only, work.query_len, 1)
 
-    def _layer_rows(self, work: StepWork[IntArray], tokens: IntArray) -> Costs:
-        """Costs of embedding and layers of many steps."""
-        lengths = self._together(work)
+    def _layer_rows(self, tokens: IntArray, lengths: IntArray) -> Costs:
+        """Costs of embedding and layers of many steps; ``lengths`` as ``_together`` gives them."""
         distinct = sorted(set(lengths.tolist()))
         if len(distinct) <= 1:
             return self._layer_table(*distinct or [1]).rows(tokens)
@@ -542,7 +585,7 @@ class StepTimer:
     def _mixing_kernels(self, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """Token-mixing kernels of one layer of a kind, as far as they are not hidden behind the rest of the layer."""
         for call in mixing_calls(kind, work):
-            kernel = price(call, kind.kernels)
+            kernel = price(call, kind.kernels, self._decode[self._kinds.index(kind)])
             if self._overlap is not None and call.op == "attention_decode":
                 yield from self._exposed(kernel, kind, work)
             else:
@@ -593,9 +636,8 @@ class StepTimer:
                 continue
             prefill = seconds_of(prompt_calls, kind)
             fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-            decode = known[place].decode if known else DecodeTable(seconds_of(decode_calls, kind))
             mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
-            yield AttentionPrices(decode, prefill, mixed, fresh, kind.place, kind.layers)
+            yield AttentionPrices(self._decode[place], prefill, mixed, fresh, kind.place, kind.layers)
 
     def _attention_seconds(self, work: StepWork[Any]) -> Any:
         prices = self._attention or self._attention_prices()
