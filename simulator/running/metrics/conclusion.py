@@ -15,7 +15,7 @@ from simulator.serving import RequestRecords
 from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
-LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 2.0
+LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 3.0
 """Growth from the second to the fourth quarter of a run from which open work counts as growing without end: requests,
 share of what arrives in that time, and standard deviations of the number of requests that run."""
 EVIDENCE_WORDS = {
@@ -29,8 +29,9 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
     """Requests or conversations per second of the scenario, those of this run's arrivals, and whether the engine keeps
     up with them.
 
-    The last is None in closed loops and bursts, and where all arrive within the mean latency of a request, or before
-    the first conversations have ended. When conversations arrived is not recorded: it follows from their rate.
+    The last is None in closed loops and bursts, and where a quarter of the arrivals takes less than the latency of the
+    first requests, or all of them less than the first conversations. When conversations arrived is not recorded: it
+    follows from their rate.
     """
     process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
     rate = None if process is None or process.profile is not None else process.request_rate
@@ -42,17 +43,19 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
         return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
     done = bool(np.any(requests.finished_s > requests.arrival_s))
     least = max(LEAST_GROWTH, GROWTH_SHARE * len(requests) / turns / 2)
-    if _open_growth(requests, first, last, rising_s) >= least:
+    growth, settled = _open_growth(requests, first, last, rising_s)
+    if growth >= least:
         # requests that all arrive while one is served are a burst and no load
         keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
     else:
-        served_s = np.nanmean(requests.finished_s - requests.arrival_s) if done else 0.0
-        keeps_up = None if done and last - first < max(rising_s, served_s) else True
+        keeps_up = True if settled or not done else None
     return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
 
 
-def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> float:
+def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> tuple[float, bool]:
     """Growth of the mean number of requests in the system from the second to the fourth quarter of the arrivals.
+
+    The second value is True if requests of the first quarter took less than it, and conversations less than the run.
 
     Requests that wait count one by one. Those that run vary by chance, as a Poisson number does, with the tokens that
     are requested in a quarter, and rise until the first have ended: they count beyond that alone. A turn that waits
@@ -64,7 +67,7 @@ def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising
     )
     arrival_s, quarter_s = requests.arrival_s[served], (last_s - first_s) / 4
     if not quarter_s > 0 or not len(arrival_s):
-        return float(len(arrival_s))
+        return float(len(arrival_s)), False
 
     starts_s = (first_s + quarter_s, first_s + 3.0 * quarter_s)
 
@@ -77,11 +80,13 @@ def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising
     waiting, running = present(arrival_s, begun_s), present(begun_s, ended_s)
     growth = float(waiting[1] - waiting[0])
     early_s = (ended_s - arrival_s)[arrival_s <= first_s + quarter_s]
-    if quarter_s < max(rising_s / 2, 2.0 * float(early_s.sum()) / max(1, len(early_s))):
-        return growth
+    answered = quarter_s >= float(early_s.sum()) / max(1, len(early_s))
+    settled = answered and 4.0 * quarter_s >= rising_s
+    if not answered or quarter_s < rising_s / 2:
+        return growth, settled
     tokens = [float(requests.output_tokens[served][_within(arrival_s, start, quarter_s)].sum()) for start in starts_s]
     expected = float(running[0]) * max(1.0, tokens[1] / max(1.0, tokens[0]))
-    return max(growth, growth + float(running[1]) - expected - CHANCE * sqrt(2.0 * expected))
+    return max(growth, growth + float(running[1]) - expected - CHANCE * sqrt(2.0 * expected)), settled
 
 
 def _within(times_s: FloatArray, start_s: float, length_s: float) -> BoolArray:

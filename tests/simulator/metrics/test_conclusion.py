@@ -128,6 +128,20 @@ def test_more_traffic_at_the_end_of_a_trace_is_no_growth_without_end():
     assert load_section(slower, _open_loop(1200))["keeps_up"] is False
 
 
+@pytest.mark.parametrize(("rate", "count", "keeps_up"), [(20.0, 400, True), (52.0, 4000, False), (52.0, 400, None)])
+def test_an_overload_in_which_all_run_is_one_and_a_run_too_short_to_tell_says_nothing(rate, count, keeps_up):
+    """44 req/s can be served; places for 1,024 let a backlog run for minutes before any request waits."""
+    lognormal = {"distribution": "lognormal"}
+    lengths = {
+        "input_tokens": lognormal | {"mean": 512, "cv": 0.8, "max": 4096},
+        "output_tokens": lognormal | {"mean": 200, "cv": 0.6, "max": 1024},
+    }
+    run = simulate(on_h100({"arrivals": {"request_rate": rate}, "num_requests": count} | lengths), full_step_rows=0)
+    assert run.document["load"]["keeps_up"] is keeps_up
+    words = {True: "Keeps up with", False: "Cannot keep up", None: "Serves"}[keeps_up]
+    assert run.conclusion.startswith(words)
+
+
 def test_a_short_part_of_a_trace_far_below_capacity_is_kept_up_with():
     """Azure's first minute: its load varies more than chance alone explains."""
     run = simulate(
