@@ -5,7 +5,6 @@ import gc
 import inspect
 import os
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -75,19 +74,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("concurrent")
 
 
-RESIDENT = Path("/proc/self/statm")
-MOST_RESIDENT = 600 << 20
-"""Bytes of memory from which a worker gives free pages back; allocated objects take a third of it."""
+STATM = Path("/proc/self/statm")
+GROWTH = 256 << 20
+"""Bytes by which a worker may grow before it gives free pages back: glibc keeps those between live objects."""
+_kept = [0]
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_runtest_teardown() -> None:
-    """Return freed memory to the system: glibc keeps free pages between live objects, 6 GB by the end of the suite."""
-    if not sys.platform.startswith("linux"):
-        return
-    pages = int(RESIDENT.read_text("ascii").split()[1])
-    if pages * os.sysconf("SC_PAGE_SIZE") > MOST_RESIDENT:
+    """Return freed memory to the system where the process has grown since the last time."""
+    if STATM.exists() and resident_bytes() > _kept[0] + GROWTH:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+        _kept[0] = resident_bytes()
 
 
 @pytest.fixture(autouse=True)
