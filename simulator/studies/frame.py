@@ -13,8 +13,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
-import numpy as np
-
 from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
@@ -142,7 +140,7 @@ class StudyCommand:
 
 
 KINDS: Mapping[Any, tuple[type[Any] | tuple[type[Any], ...], str]] = {
-    bool: ((bool, np.bool_), "True or False"),
+    bool: (bool, "True or False"),
     float: (Real, "a number"),
     int: (Integral, "a whole number"),
     str: (str, "a text"),
@@ -159,7 +157,8 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
         return
     for one in kinds:
-        fits = one is not NoneType and isinstance(value, KINDS[one][0])
+        of_numpy = one is bool and getattr(value, "dtype", None) == bool and getattr(value, "shape", None) == ()
+        fits = one is not NoneType and (of_numpy or isinstance(value, KINDS[one][0]))
         number = isinstance(value, bool) and one in (int, float)
         if fits and not number and not (one is Sequence and isinstance(value, str | bytes | Mapping)):
             return
@@ -204,7 +203,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
                 bound = shape.bind(*args, **kwargs)
             except TypeError as error:
                 first, *named = shape.parameters
-                hint = f"by position goes '{first}' alone, by name {', '.join(named)}"
+                hint = f"by position goes '{first}' alone{', by name ' if named else ''}{', '.join(named)}"
                 raise ForerunError(f"fr.{function.__name__}: {error} ({hint})") from None
             given = tuple(bound.arguments)
             bound.apply_defaults()

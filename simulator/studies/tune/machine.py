@@ -128,6 +128,7 @@ def tuned_machine(
     decoding = [rate for rate in seen if rate.kind == "decode"]
     if context is not None and len(context) > 1:
         raise ArgumentError("context", f"one length on one machine (got {', '.join(map(str, context))})")
+    thresholds = P_MINS if p_min is None else _thresholds(p_min)
     requests = population(base.workload)
     half_way = int(np.mean(requests.input_tokens) + np.mean(requests.output_tokens) / 2)
     around = half_way if context is None else context[0]
@@ -138,7 +139,6 @@ def tuned_machine(
     machine = fit_machine([row[1:] for row in rows], plain.spread)
     accepted, accepted_spread, source = _acceptance(decoding)
     tried, lanes = tokens or tuple(range(1, 9)), batch or (1,)
-    thresholds = P_MINS if p_min is None else _thresholds(p_min)
     survival = _survival(base, accepted, max(tried))
     cells = [
         cell

@@ -92,7 +92,7 @@ REFUSED = [
     ("replay steps empty.csv --scenario base.json", "empty"),
     ("validate --check nowhere.json", "nowhere.json: no such file"),
     ("validate --check errors.json kernels", "leave out 'kernels'"),
-    ("validate speculation --group trtllm_blog03", "did you mean"),
+    ("validate speculation --group trtllm_ngrm", "did you mean"),
 ]
 
 

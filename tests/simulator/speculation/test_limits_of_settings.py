@@ -118,7 +118,7 @@ def speculation(method="eagle3", **fields):
         ("eagle3", {**TOKENS, "tree": TREE}, "needs num_speculative_tokens or tree .got both"),
         ("ngram", {}, "needs num_speculative_tokens .got neither"),
         ("ngram", {"tree": TREE}, "'ngram' drafts a chain; give num_speculative_tokens instead of tree"),
-        ("eagle", {"tree": "eagle-26"}, "no tree 'eagle-26'; did you mean 'eagle-25'?"),
+        ("eagle", {"tree": "eagel-25"}, "no tree 'eagel-25'; did you mean 'eagle-25'?"),
         ("eagle", {"tree": {"choices": [[0, 0]]}}, "hangs on .0."),
         ("eagle", {**TOKENS, "acceptance": None}, "forerun workloads curves lists them"),
         *(

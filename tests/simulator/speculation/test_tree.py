@@ -80,7 +80,7 @@ def test_choices_are_read_in_any_order_and_checked():
     with pytest.raises(ForerunError, match="not in the tree"):
         tree_from_choices([[0, 0]])
     with pytest.raises(ForerunError, match="did you mean 'medusa-63'"):
-        load_tree("medusa-64")
+        load_tree("meduza-63")
 
 
 def test_published_trees():

@@ -48,7 +48,9 @@ def test_a_study_needs_its_package_and_one_public_name(monkeypatch, tmp_path, ca
     assert main(["doubled", str(file), "--out", str(tmp_path / "out")]) == 0
     assert "it doubles" in capsys.readouterr().out
     assert "Median TTFT, twice" in (tmp_path / "out" / "report.html").read_text()
-    with pytest.raises(TypeError):
+    with pytest.raises(
+        ForerunError, match=r"fr.doubled: too many positional arguments \(by position goes 'scenario' alone\)"
+    ):
         doubled(file, 3)
 
 
