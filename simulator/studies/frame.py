@@ -157,7 +157,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
         return
     for one in kinds:
-        of_numpy = one is bool and getattr(value, "dtype", None) == bool and getattr(value, "shape", None) == ()
+        of_numpy = one is bool and type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
         fits = one is not NoneType and (of_numpy or isinstance(value, KINDS[one][0]))
         number = isinstance(value, bool) and one in (int, float)
         if fits and not number and not (one is Sequence and isinstance(value, str | bytes | Mapping)):
