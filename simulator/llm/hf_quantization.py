@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
-from typing import NamedTuple
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
 
 from forerun.yaml_files import packaged
 from hwprofiles.dtypes import MIXED, MLX_BITS, MLX_GROUPS, mixed_dtype, mlx_dtype
@@ -22,6 +24,8 @@ _BLOCK = [128, 128]
 """Weights that share a scale in ``fp8_block``."""
 LEAST_SHARE = 0.02
 """Share of a part's weights below which another format of some of them is left out."""
+MOST_REPEATS, MOST_CHOICES_BITS = 63, 26
+"""Characters of a module's name that a repeat takes, and ways to match a pattern (power of two): four repeats."""
 _WHOLE = 16
 """Bits from which weights or activations are not quantised."""
 
@@ -287,6 +291,22 @@ def _group_dtype(group: Fields) -> tuple[str, tuple[str, ...]]:
     return _weights_dtype(weights, "num_bits", is_float, activation_bits, weights.whole_or("group_size", None, low=-1))
 
 
+def _choices_bits(pattern: Iterable[Any]) -> float:
+    """Ways to match the repeats and branches of a parsed regular expression against a name, as a power of two."""
+    bits = 0.0
+    for operation, arguments in pattern:
+        if "REPEAT" in str(operation):
+            low, high, body = arguments
+            inner = _choices_bits(body)
+            bits += math.inf if inner and high > 1 else inner + math.log2(1 + min(high - low, MOST_REPEATS))
+        elif str(operation) == "BRANCH":
+            bits += math.log2(sum(2.0 ** _choices_bits(one) for one in arguments[1]))
+        else:
+            inside = arguments if isinstance(arguments, tuple) else (arguments,)
+            bits += sum(_choices_bits(one) for one in inside if isinstance(one, _parser.SubPattern))
+    return bits
+
+
 def _named(patterns: Sequence[str], fields: Fields) -> Callable[[str], bool]:
     """True for the modules that patterns name: a regex (``re:``), a glob, or part of the dotted name.
 
@@ -297,8 +317,12 @@ def _named(patterns: Sequence[str], fields: Fields) -> Callable[[str], bool]:
         if pattern.startswith("re:"):
             try:
                 expressions.append(re.compile(pattern[3:]))
+                bits = _choices_bits(_parser.parse(pattern[3:].removesuffix("$").removesuffix(".*")))
             except (re.error, RecursionError, OverflowError):
                 fields.fail("", f"{shown_value(pattern)} is no regular expression")
+            if bits > MOST_CHOICES_BITS:
+                why = "repeats within repeats, or too many of them, take too long to match; write it with fewer"
+                fields.fail("", f"{shown_value(pattern)}: {why}")
             continue
         pattern = pattern.replace("language_model.", "").replace("model.model.", "model.")
         if "*" in pattern or "?" in pattern:

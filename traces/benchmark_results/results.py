@@ -46,15 +46,27 @@ _CLIENT = re.compile(
     "duration|completed|failed|total_(in|out)put.*|request_goodput|goodput|(request|output|total_token|input)_throughput|"
     "total_throughput|max_output_tokens_per_s|max_concurrent_requests|rtfx|run_number|errors|framework|hw|tp|accept_length|"
     "(in|out)put_lens|ttfts|itls|generated_texts|start_times|gpu_memory_utilization|kv_cache_dtype|quantization|"
-    "enforce_eager|(spec_decode|ramp_up|rps|random|sharegpt|dataset|mean|median|std|p[0-9]+)_.*|_.*"
+    "enforce_eager|(spec_decode|ramp_up|rps|random|sharegpt|dataset|mean|median|std|p[0-9]+)_.*|benchmark_name"
 )
 """Keys of a client's own, and server arguments that are read beside ``_SERVER`` and ``_FLAGS``."""
 
 
 def _other_keys(result: Mapping[str, Any]) -> list[str]:
     """Keys that no client writes and that are not read, such as further arguments of a swept server."""
-    names = {key: key.replace("-", "_") for key, value in result.items() if value not in (None, "")}
-    return [key for key, name in names.items() if not (_CLIENT.fullmatch(name) or name in _SERVER or name in _FLAGS)]
+    known = (*_SERVER, *_FLAGS)
+    return [key for key, value in result.items()
+            if value not in (None, "") and not (_CLIENT.fullmatch(key) or key in known)]  # fmt: skip
+
+
+def _plain_names(result: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A result by keys in one spelling: ``--max-num-seqs``, ``max-num-seqs`` and ``max_num_seqs`` are one."""
+    plain: dict[str, Any] = {}
+    for key, value in result.items():
+        name = key.strip().replace("-", "_").strip("_")
+        if plain.get(name, value) not in (value, None, ""):
+            raise TraceError(f"{place}: {key}: is given twice, as {plain[name]} and {value}; remove one of them")
+        plain[name] = plain.get(name) if value in (None, "") else value
+    return plain
 
 
 def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
@@ -63,7 +75,8 @@ def vllm_run(result: Mapping[str, Any], place: str, file: Path) -> MeasuredRun:
     With per-request arrays in it (``--save-detailed``) the requests themselves are replayed; otherwise every request
     has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
     """
-    cells = Cells({key.replace("-", "_"): value for key, value in result.items()}, place)
+    result = _plain_names(result, place)
+    cells = Cells(result, place)
     sglang = "mean_e2e_latency_ms" in result
     measured = latencies_ms(cells, _VLLM_KEYS)
     if sglang:

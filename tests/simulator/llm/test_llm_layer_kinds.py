@@ -94,6 +94,18 @@ def test_bits_and_type_of_a_group_are_a_format(weights, activation_bits, dtype):
     assert from_hf_config(LLAMA | {"quantization_config": modelopt}).checkpoint_dtypes["mlp"] == dtype
 
 
+def test_patterns_that_take_long_to_match_are_refused():
+    config = grouped({"num_bits": 4})
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    for slow in ("(.*)*self_attn(.*)*x$", "(a|a)*x", "(a?){40}x", ".*.*.*.*.*.*x$", "(.{0,60}){0,60}x"):
+        group["targets"] = [f"re:{slow}"]
+        with pytest.raises(ForerunError, match="take too long to match"):
+            from_hf_config(config)
+    for usual in (r".*layers\.\d+\.(mlp|self_attn)\..*_proj.*", ".*model.*layers.*mlp.*proj.*", r"(model\.)?layers.*$"):
+        group["targets"] = [f"re:{usual}"]
+        from_hf_config(config)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

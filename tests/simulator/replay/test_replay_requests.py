@@ -33,6 +33,7 @@ from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing import load_framework
 from simulator.workload import RequestStream
 from traces.benchmark_results import MeasuredRun, PromptPool, read_runs
+from traces.errors import TraceError
 from validation import tables as tables  # lets read_runs read them
 
 BASE = Scenario(
@@ -498,10 +499,19 @@ def test_limits_of_a_swept_server_are_used(tmp_path, forerun):
     first, second = results(tmp_path, bench(run_number=0, **limits), bench(run_number=1, mean_tpot_ms=8.0, **limits))
     engine = run_scenario(first, BASE).engine
     assert (engine.max_num_seqs, engine.gpu_memory_utilization, engine.cuda_graphs) == (4, 0.8, False)
-    assert "not read: async-scheduling" in first.notes
+    assert "not read: async_scheduling" in first.notes
     assert (second.name, second.measured["mean_tpot_ms"]) == ("result 1", 8.0)
     (tmp_path / "run=0.json").write_text(json.dumps(bench(run_number=0, **limits)))
     assert len(read_runs(tmp_path)) == 2, "a sweep's summary repeats its results"
+
+
+def test_keys_of_a_swept_server_count_in_every_spelling(tmp_path):
+    for key in ("--max-num-seqs", "--max_num_seqs", "max-num-seqs", "__max_num_seqs", "-max-num-seqs"):
+        (run,) = results(tmp_path, bench(**{key: 4, "--async-scheduling": True, "_benchmark_name": "a"}))
+        assert run.max_num_seqs == 4, key
+        assert "not read: async_scheduling" in run.notes
+    with pytest.raises(TraceError, match="max_num_seqs: is given twice, as 4 and 8"):
+        results(tmp_path, bench(**{"--max-num-seqs": 4, "max_num_seqs": 8}))
 
 
 def test_the_first_line_names_another_model_than_the_scenarios(tmp_path, forerun):
