@@ -121,6 +121,12 @@ def test_no_import_cycles():
     sorter.prepare()
 
 
+def test_a_scenario_is_refused_in_one_module():
+    """Nothing that builds or serves a run refuses a scenario on the way."""
+    for name in ("running/build.py", "running/drafting.py", "serving/fleet/pool.py", "serving/fleet/fleet.py"):
+        assert "raise ForerunError" not in (ROOT / "simulator" / name).read_text("utf-8"), name
+
+
 def test_every_module_says_what_it_is():
     for path in sources():
         assert parsed(path).docstring, path

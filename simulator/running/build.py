@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import simulator.timing as timing
 from forerun.dataclass import dataclass
-from forerun.errors import ForerunError, at_field
+from forerun.errors import at_field
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
 from simulator.running.assumptions import Assumptions, Factors
@@ -27,7 +27,14 @@ from simulator.running.drafting import (
     verify_budget,
 )
 from simulator.running.engine_defaults import replaced_scheduler
-from simulator.running.refusals import chained_cards, refuse_unmodelled
+from simulator.running.refusals import (
+    chained_cards,
+    check_draft_chips,
+    check_layer_counts,
+    check_offloading,
+    refuse_failures_and_pools,
+    refuse_unmodelled,
+)
 from simulator.running.scenario import Scenario
 from simulator.serving import (
     EngineLimits,
@@ -117,9 +124,7 @@ class Build:
 
 def build_replica(scenario: Scenario, seed: int = 0, **choices: Any) -> Build:
     """``build_run`` for callers that need a single kind of replica and no failures."""
-    for name in ("pools", "faults"):
-        if getattr(scenario, name) is not None:
-            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
+    refuse_failures_and_pools(scenario)
     return build_run(scenario, seed, **choices)
 
 
@@ -133,7 +138,7 @@ def build_run(
     """The fleet that a scenario describes, its memory laid out."""
     assumed = Assumptions(factors or {})
     parts = {name: _of_one_group(part) for name, part in _parts(scenario).items()}
-    refuse_unmodelled(scenario, parts)
+    refuse_unmodelled(scenario, parts, make_policy is not None)
     built = []
     for name, part in parts.items():
         with at_field("" if scenario.pools is None else f"pools.{name}"):
@@ -230,8 +235,6 @@ class _Replica:
             timer.adjusted = None if rule is None else adjusted_drafter(speculation, drafting.drafter, framework.name)
         if type(timer) is timing.ModelTimer and not (groups or make_drafter or timer.adjusted):
             timer = _used_lately(timer)
-        if (rule is not None or budget is not None) and hardware.pipeline_parallel > 1:
-            raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
         borrowed = borrowed_acceptance(speculation, self.scenario.model)
         matrices = "expert" if self.architecture.parameters().expert else "mlp"
         pool = PoolBuild(
@@ -279,8 +282,6 @@ class _Replica:
         for number, name in enumerate(hardware.tensor_chips):
             with at_field(f"hardware.tensor_chips.{number}"):
                 others.append(load_chip(name))
-        if any(other.memory.capacity_bytes < chip.memory.capacity_bytes for other in others):
-            raise ForerunError("hardware.tensor_chips: name the card with the least memory hardware.chip")
         if others:
             kernels = SlowestKernels([kernels, *(self._kernels(other, framework) for other in others)])
         with at_field("kv_cache_dtype"):
@@ -307,11 +308,6 @@ class _Replica:
         engine = self.engine
         framework = self.assumed.framework(timing.load_framework(engine.framework))
         if engine.samples_on is not None:
-            if not (framework.fixed_batch or chip.host.sequence_s):
-                raise ForerunError(
-                    f"engine.samples_on: only Tenstorrent's software chooses between host and device, {chip.name} "
-                    f"under {engine.framework} does not; remove it"
-                )
             framework = framework.model_copy(update={"samples_on": engine.samples_on})
         framework = framework.on(chip, self.hardware.tensor_parallel)
         framework = framework.with_experts(chip.name, self.architecture, self.weight_dtypes["expert"])
@@ -319,10 +315,6 @@ class _Replica:
             framework = framework.without_api_server()
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
-        if engine.moe_backend == "mxfp8" and not chip.compute.multiplies_fp4:
-            raise ForerunError(
-                f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto"
-            )
         if engine.moe_backend != "auto":
             framework = framework.model_copy(update={"mxfp8_experts": engine.moe_backend == "mxfp8"})
         framework = framework.streaming_every(engine.stream_interval)
@@ -389,12 +381,7 @@ class _Replica:
         requested = sum(share.layers or 0 for share in shares if share.part == "layers")
         memory = sum(capacities[place] for place in free) + chip.memory.capacity_bytes
         counts = [s.layers or round((layers - requested) * capacities[i] / memory) for i, s in enumerate(shares)]
-        whole = sum(count for count, share in zip(counts, shares, strict=True) if share.part == "layers")
-        if whole >= layers or max(counts) > layers or min(counts) < 1:
-            raise ForerunError(
-                f"hardware.layers_on: {self.architecture.name} has {layers} layers, of which hardware.chip runs one at "
-                f"least; others would run {whole}"
-            )
+        check_layer_counts(self.architecture, shares, counts)
         return counts
 
     def _memory(self, target: timing.Deployment, drafting: _Drafting) -> timing.MemoryPlan:
@@ -414,11 +401,7 @@ class _Replica:
         )
         if not isinstance(drafter, timing.RemoteDrafter):
             return memory
-        if self.hardware.attention_data_parallel > 1:
-            raise ForerunError(
-                "speculation.draft.chip: a drafter on chips of its own is not modelled for attention groups; leave the "
-                "chip out, or leave hardware.attention_data_parallel at 1"
-            )
+        check_draft_chips(self.hardware)
         share, tokens = engine.gpu_memory_utilization, engine.max_num_batched_tokens
         with at_field("speculation.draft"):
             return timing.fit_separate_processes(memory, drafter, gpu_memory_utilization=share, max_tokens=tokens)
@@ -487,10 +470,7 @@ class _Replica:
     def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> HostSpace:
         """Host memory of each attention group; groups copy beside one another, each over its own chips' links."""
         name, groups = self.engine.host_link or chip.links.host, self.hardware.attention_data_parallel
-        if name is None:
-            raise ForerunError(
-                f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16"
-            )
+        assert name is not None
         link = self.assumed.link(name, "engine.host_link")
         block_bytes = memory.kv_bytes_per_token * memory.block_size
         blocks = groups * int(capacity_bytes // block_bytes)
@@ -502,11 +482,7 @@ class _Replica:
         if size is None:
             return None
         space = self._host_space(chip, memory, size)
-        if not space.num_blocks:
-            raise ForerunError(
-                f"engine.kv_offloading_bytes: {size:g} holds no block of "
-                f"{memory.kv_bytes_per_token * memory.block_size:g} bytes; raise it, or remove it"
-            )
+        check_offloading(size, memory.kv_bytes_per_token * memory.block_size, space.num_blocks)
         return space
 
     def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
@@ -611,8 +587,7 @@ def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions)
     pool_links: dict[tuple[str, str], KvLink] = {}
     for source in (pool for pool in pools if pool.role == "prefill"):
         name = config.link or source.chip.links.scale_out
-        if name is None:
-            raise ForerunError(f"kv_transfer.link: {source.chip.name} names no scale-out link; give one")
+        assert name is not None
         link = assumed.link(name, "kv_transfer.link")
         unsent = 0.0
         timer = source.timer

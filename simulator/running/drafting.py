@@ -12,7 +12,6 @@ import numpy as np
 import simulator.timing as timing
 from forerun.arrays import FloatArray
 from forerun.dataclass import dataclass
-from forerun.errors import ForerunError
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
     Architecture,
@@ -27,6 +26,7 @@ from simulator.llm import (
     usual_head,
 )
 from simulator.running.assumptions import Assumptions
+from simulator.running.refusals import check_draft_passes
 from simulator.serving import DraftingRule, Pool, policy_factory
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import StepSeconds
@@ -215,11 +215,7 @@ def drafting_rule(
     if policy.name == CONFIDENCE_BUDGET and make_policy is None:
         return None
     if policy.name == CONFIDENCE_THRESHOLD and make_policy is None:
-        if not isinstance(timer.drafter, timing.SequentialDrafter):
-            raise ForerunError(
-                f"speculation.policy: confidence-threshold needs sequential passes of a drafter on the target's chips; "
-                f"{config.method} has none"
-            )
+        check_draft_passes(timer.drafter, config.method)
         return DraftingRule(threshold_policies(chain_behind(config), seed), most, follows=True)
     engine = engine_module(interpreted)
     price, none = prices_of(timer, engine).seconds_of, (0,) * len(timer.windows)
@@ -490,8 +486,7 @@ def placed(
     if draft.chip is None:
         return drafter
     name = draft.link or target.chip.links.host or target.chip.links.scale_out
-    if name is None:
-        raise ForerunError(f"link: chip '{target.chip.name}' names no host link; name one (forerun chips list)")
+    assert name is not None
     state_bytes = hidden_states * target.architecture.hidden_size * timing.ACTIVATION_BYTES
     return timing.RemoteDrafter(drafter, load_link(name), state_bytes, draft.overlap or 0.0)
 

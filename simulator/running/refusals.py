@@ -1,32 +1,74 @@
-"""Combinations of sections that a scenario may not have, refused from its fields alone, in the order of the checks.
+"""Combinations of sections that a scenario may not have, in the order of the checks.
 
-:func:`check_sections` runs when a scenario is validated, :func:`refuse_unmodelled` before anything of a run is built.
-A single section refuses its own values where it is declared; what does not fit a chip, a link or memory is refused by
-``build.py``, which measures it.
+:func:`check_sections` runs when a scenario is validated, :func:`refuse_unmodelled` before anything of a run is built,
+:func:`refuse_stream` before it starts; the ``check_*`` at the end are called with what a build has computed. A single
+section refuses its own values where it is declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
+import simulator.timing as timing
 from forerun.errors import ForerunError, at_field
 from hwprofiles import load_chip
 from hwprofiles.catalogue import local_backends
 from hwprofiles.dtypes import GGUF_BLOCKS
-from simulator.llm import MoeMlp, load_architecture
-from simulator.serving.fleet.fleet_config import Role
+from simulator.llm import Architecture, MoeMlp, load_architecture
+from simulator.serving import Pool
+from simulator.serving.engine_config import EngineConfig
+from simulator.serving.fleet.fleet_config import (
+    AutoscalerConfig,
+    FaultsConfig,
+    KvTransferConfig,
+    PoolConfig,
+    Role,
+    RouterConfig,
+)
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import SpeculationConfig
-from simulator.speculation.attention_level.alspec_config import check_groups
+from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig, check_groups
 from simulator.speculation.methods import METHODS
 from simulator.speculation.proposal import input_slots, proposal
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
 from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
+from simulator.timing.hardware_config import HardwareConfig, LayerShare
+from simulator.workload import RequestStream
+from simulator.workload.workload_config import WorkloadConfig
 
-Scenario = Any
-"""A ``simulator.running.scenario.Scenario``, whose module imports this one."""
+
+class Scenario(Protocol):
+    """What the checks read of a ``simulator.running.scenario.Scenario``, whose module imports this one."""
+
+    @property
+    def model(self) -> str | dict[str, Any]: ...
+    @property
+    def weights_dtype(self) -> str | dict[str, str] | None: ...
+    @property
+    def kv_cache_dtype(self) -> str: ...
+    @property
+    def hardware(self) -> HardwareConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def router(self) -> RouterConfig: ...
+    @property
+    def pools(self) -> dict[str, PoolConfig] | None: ...
+    @property
+    def kv_transfer(self) -> KvTransferConfig | None: ...
+    @property
+    def faults(self) -> FaultsConfig | None: ...
+    @property
+    def autoscaler(self) -> AutoscalerConfig | None: ...
+    @property
+    def speculation(self) -> SpeculationConfig | None: ...
+    @property
+    def attention_speculation(self) -> AttentionSpeculationConfig | None: ...
+    @property
+    def workload(self) -> WorkloadConfig: ...
+    def pool_section(self, pool: str, section: str) -> Any: ...
 
 
 def check_sections(scenario: Scenario) -> None:
@@ -97,8 +139,15 @@ def _check_autoscaler(scenario: Scenario) -> None:
         )
 
 
-def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None:
-    """Refuse what no run can do, pool by pool and then for the fleet."""
+def refuse_failures_and_pools(scenario: Scenario) -> None:
+    """Refuse what a study of equal replicas that never fail leaves out."""
+    for name in ("pools", "faults"):
+        if getattr(scenario, name) is not None:
+            raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
+
+
+def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario], own_policy: bool = False) -> None:
+    """Refuse what no run can do, pool by pool, then for the fleet; ``own_policy``: a custom one decides on drafts."""
     failures, pools = scenario.faults, scenario.pools
     for name, part in parts.items():
         role: Role = "both" if pools is None else pools[name].role
@@ -107,6 +156,8 @@ def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None
             for refuse in (_refuse_experts, _refuse_framework, _refuse_layout, _refuse_budget, _refuse_host_memory):
                 refuse(part)
             _refuse_confidence(part)
+            _refuse_policy(part, own_policy)
+            _refuse_chip(part)
         if role == "both":
             continue
         if part.engine.kv_offloading_bytes is not None:
@@ -116,6 +167,9 @@ def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario]) -> None
             )
         if not part.engine.rules.continuous:
             raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
+        chip = load_chip(part.hardware.chip)
+        if role == "prefill" and not ((scenario.kv_transfer and scenario.kv_transfer.link) or chip.links.scale_out):
+            raise ForerunError(f"kv_transfer.link: {chip.name} names no scale-out link; give one")
     replicas = sum(part.hardware.replicas for part in parts.values())
     for event in failures.events if failures is not None else ():
         if event.replica >= replicas:
@@ -282,6 +336,39 @@ def _refuse_confidence(scenario: Scenario) -> None:
         raise ForerunError(f"speculation.{field} is not modelled with {where}")
 
 
+def _refuse_policy(scenario: Scenario, own_policy: bool) -> None:
+    speculation = scenario.speculation
+    if speculation is None or speculation.method == "none" or scenario.hardware.pipeline_parallel == 1:
+        return
+    if own_policy or named(speculation.policy).name != "fixed":
+        raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
+
+
+def _refuse_chip(scenario: Scenario) -> None:
+    """Refuse what the chip, its arithmetic or its links cannot do."""
+    hardware, engine = scenario.hardware, scenario.engine
+    chip = load_chip(hardware.chip)
+    others = (load_chip(name) for name in hardware.tensor_chips)
+    if any(other.memory.capacity_bytes < chip.memory.capacity_bytes for other in others):
+        raise ForerunError("hardware.tensor_chips: name the card with the least memory hardware.chip")
+    if engine.samples_on is not None and not (load_framework(engine.framework).fixed_batch or chip.host.sequence_s):
+        raise ForerunError(
+            f"engine.samples_on: only Tenstorrent's software chooses between host and device, {chip.name} under "
+            f"{engine.framework} does not; remove it"
+        )
+    if engine.moe_backend == "mxfp8" and not chip.compute.multiplies_fp4:
+        raise ForerunError(f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto")
+    copies = engine.preemption != "recompute" or engine.kv_offloading_bytes is not None
+    if copies and not (engine.host_link or chip.links.host):
+        raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
+    draft = None if scenario.speculation is None else scenario.speculation.draft
+    links = chip.links.host or chip.links.scale_out
+    if draft is not None and draft.chip is not None and not (draft.link or links):
+        raise ForerunError(
+            f"speculation.draft: link: chip '{chip.name}' names no host link; name one (forerun chips list)"
+        )
+
+
 def _refuse_host_memory(scenario: Scenario) -> None:
     engine, staged = scenario.engine, scenario.hardware.pipeline_parallel > 1
     if engine.preemption != "recompute":
@@ -303,4 +390,55 @@ def _refuse_host_memory(scenario: Scenario) -> None:
         raise ForerunError(
             "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
             "hardware.pipeline_parallel at 1"
+        )
+
+
+def refuse_stream(stream: RequestStream, pools: Iterable[Pool]) -> None:
+    """Refuse requests that the pools cannot be given."""
+    if not len(stream):
+        raise ForerunError("workload: there is no request to serve")
+    hashes = stream.prefix_hashes
+    for pool in pools:
+        size = pool.limits.block_size
+        if pool.shares_blocks(hashes) and hashes.block_tokens % size:
+            raise ForerunError(
+                f"engine.block_size: blocks of {size} tokens cannot cache prefix hashes of {hashes.block_tokens} "
+                f"tokens; choose a divisor of it, or enable_prefix_caching: false"
+            )
+
+
+def check_layer_counts(architecture: Architecture, shares: Sequence[LayerShare], counts: Sequence[int]) -> None:
+    """Check the number of layers that each of ``hardware.layers_on`` runs."""
+    layers = architecture.num_layers
+    whole = sum(count for count, share in zip(counts, shares, strict=True) if share.part == "layers")
+    if whole >= layers or max(counts) > layers or min(counts) < 1:
+        raise ForerunError(
+            f"hardware.layers_on: {architecture.name} has {layers} layers, of which hardware.chip runs one at "
+            f"least; others would run {whole}"
+        )
+
+
+def check_draft_chips(hardware: HardwareConfig) -> None:
+    """Check the layout of a target whose drafter runs on chips of its own."""
+    if hardware.attention_data_parallel > 1:
+        raise ForerunError(
+            "speculation.draft.chip: a drafter on chips of its own is not modelled for attention groups; leave the "
+            "chip out, or leave hardware.attention_data_parallel at 1"
+        )
+
+
+def check_draft_passes(drafter: timing.Drafter | None, method: str) -> None:
+    """Check that a drafter can stop after any of its passes."""
+    if not isinstance(drafter, timing.SequentialDrafter):
+        raise ForerunError(
+            f"speculation.policy: confidence-threshold needs sequential passes of a drafter on the target's chips; "
+            f"{method} has none"
+        )
+
+
+def check_offloading(size: float, block_bytes: float, blocks: int) -> None:
+    """Check that host memory of ``size`` bytes holds a block."""
+    if not blocks:
+        raise ForerunError(
+            f"engine.kv_offloading_bytes: {size:g} holds no block of {block_bytes:g} bytes; raise it, or remove it"
         )

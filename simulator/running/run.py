@@ -28,6 +28,7 @@ from simulator.running.records import (
     request_records,
     speculation_counters,
 )
+from simulator.running.refusals import refuse_stream
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.running.step_rows import DecodeSample, StepRows
 from simulator.serving import FULL_ROWS, KvCacheReport, RunLog, StepLog
@@ -171,8 +172,7 @@ def simulate(
     build = build_run(scenario, seed, make_drafter, make_policy, factors)
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
-    if not len(stream):
-        raise ForerunError("workload: there is no request to serve")
+    refuse_stream(stream, build.pools)
     audit, decoding, keep_steps = StepAudit(build.pools, stream.prefix_hashes), DecodeSample(), full_step_rows != 0
 
     def broken_run(problem: str, result: RunResult | None = None) -> InvariantError:
@@ -241,8 +241,7 @@ def error_of_run(
 
 
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:
-    if not len(stream):
-        raise ForerunError("workload: there is no request to serve")
+    refuse_stream(stream, build.pools)
     log = build.fleet.run(stream, None, 0, StepLog.forget)
     _refuse_nothing_served(log)
     requests = request_records(log)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forerun.dataclass import dataclass
-from forerun.errors import ForerunError, StalledError
+from forerun.errors import StalledError
 from simulator.serving.clock import PLAN
 from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.faults import Faults, break_down
@@ -174,8 +174,6 @@ class FleetRun:
         self._autoscaler: Autoscaler | None = None
         self.router.start([source for source, role in zip(self.sources, roles, strict=True) if role != "decode"])
         if fleet.faults is not None:
-            if any(pool.staged for pool in fleet.pools):
-                raise ForerunError("faults: replicas with pipeline stages are modelled without failures; remove faults")
             for index in range(len(self.sources)):
                 self._break_down(fleet.faults, index)
         if fleet.autoscaler is not None:

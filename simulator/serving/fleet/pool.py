@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from forerun.dataclass import dataclass
-from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.fleet.fleet_config import Role
@@ -89,21 +88,11 @@ class Pool:
             log: where results go.
             resumed: requests that start again after a failure, as they were in the replica that failed.
             kv_transfers: from prefill to decode replicas, if the two are disaggregated.
-
-        Raises:
-            ForerunError: replicas with pipeline stages do not support KV transfer, failures or swapping.
         """
         oracle = self.stepping == "exact-steps"
         engine = engine_module(self.interpreted)
         timer, staged = self.timer, self.staged
         scaled = self.step_factors != (1.0, 1.0)
-        transfers = kv_transfers is not None or self.role != "both"
-        if staged and (transfers or self.swap is not None or self.rule is not None):
-            raise ForerunError(
-                f"pool {self.name}: replicas with pipeline stages do all of the work themselves, draft a fixed "
-                f"number of tokens and recompute what they preempt"
-            )
-
         make = "PipelinedScheduler" if staged else self.rules.make
 
         def make_scheduler() -> Scheduler:
@@ -176,11 +165,6 @@ class Pool:
         if not self.shares_blocks(hashes):
             yield from (engine.NoPrefixCache() for _ in range(groups))
             return
-        if hashes.block_tokens % self.limits.block_size:
-            raise ForerunError(
-                f"engine.block_size: blocks of {self.limits.block_size} tokens cannot cache prefix hashes of "
-                f"{hashes.block_tokens} tokens; choose a divisor of it, or enable_prefix_caching: false"
-            )
         outputs = log.output_tokens if log.stream.answers_hashed else None
         if log.holders is not None:
             log.holders.drop_all(replica)

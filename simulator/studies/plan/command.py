@@ -164,8 +164,6 @@ def plan(
     for name, value in (("rate", rate), ("growth", growth)):
         if value is not None and not 0 < value <= 1e9:
             raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
-    if spare < 0:
-        raise ArgumentError("spare", f"must be 0 or more replicas (got {spare})")
     if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
         raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
     if not 0 < confidence < 1:
