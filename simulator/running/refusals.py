@@ -95,6 +95,10 @@ def _check_pools(scenario: Scenario) -> None:
                 f"kv_transfer.routing (finished prompts)"
             )
     roles = {pool.role for pool in pools.values()}
+    if len(pools) > 1 and not any("role" in pool.model_fields_set for pool in pools.values()):
+        raise ValueError(
+            f"pools: {', '.join(pools)} state no role; give each one: role: both (all of the work), prefill or decode"
+        )
     if roles not in (set(), {"both"}, {"prefill", "decode"}):
         raise ValueError(
             f"pools: roles are {', '.join(sorted(roles))}; let all be both, or some prefill and the others decode"

@@ -33,6 +33,8 @@ from simulator.timing.hardware_config import HardwareConfig
 from simulator.workload.workload_config import WorkloadConfig
 
 QUOTED = re.compile(r"'([^']*)'")
+ROLE_NAME = re.compile("(prefill|(?:context|ctx)(?![a-z]))|decode|(?:generation|gen)(?![a-z])")
+"""Begin of the name of a pool with a role: the group for prefill, the rest for decode."""
 LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
 
 
@@ -133,11 +135,12 @@ class Scenario(Section):
     @field_validator("pools", mode="before")
     @classmethod
     def _roles_by_name(cls, pools: Any) -> Any:
-        """Give pools that are called prefill or decode, or begin so, this role unless they state one."""
+        """Give pools this role whose names begin with prefill or decode, or with context, ctx, generation or gen."""
         if not isinstance(pools, dict):
             return pools
+        named = {name: ROLE_NAME.match(str(name).lower()) for name in pools}
         roles = {
-            name: next((one for one in ("prefill", "decode") if str(name).startswith(one)), None) for name in pools
+            name: "prefill" if match and match[1] else "decode" if match else None for name, match in named.items()
         }
         return {
             name: {"role": roles[name], **pool} if roles[name] and isinstance(pool, dict) else pool

@@ -68,7 +68,7 @@ def test_layouts_of_pools_are_counted_by_their_chips():
 
 
 def test_pipelines_stand_in_pools_that_do_all_of_the_work():
-    pools = {"staged": {"hardware": STAGED}, "plain": {"hardware": {"replicas": 2}}}
+    pools = {"staged": {"role": "both", "hardware": STAGED}, "plain": {"hardware": {"replicas": 2}}}
     result = simulate(scenario(pools=pools, engine={"routing": "least-outstanding"}))
     assert result.chips == 2 + 2
     assert np.isfinite(result.requests.finished_s).all()
@@ -249,6 +249,9 @@ def test_what_arrives_in_a_decode_pool_is_a_row_of_a_decode_step():
     [
         ({"prefill": {}, "decode": {}}, ["prefill", "decode"]),
         ({"prefill-h100": {"engine": {"max_num_seqs": 8}}, "decode_2": {}}, ["prefill", "decode"]),
+        ({"ctx": {}, "gen": {}}, ["prefill", "decode"]),
+        ({"generation-1": {}, "ctx_0": {}}, ["decode", "prefill"]),
+        ({"context": {"hardware": {"replicas": 2}}, "generation": {}}, ["prefill", "decode"]),
         ({"prefill": {"role": "both"}, "large": {}}, ["both", "both"]),
     ],
 )

@@ -202,6 +202,19 @@ NESTED = {
         nested("a", "", "plan", (20, 3), "invoke_agent"), nested("b", "a", "f", None, "execute_tool"),
         nested("c", "b", "chat", (20, 3)),
     ],
+    "an agent around a span that was not exported": [
+        nested("a", "", "agent", (20, 3)), nested("c", "gone", "chat", (15, 2)), nested("d", "gone", "chat", (5, 1)),
+    ],
+    "an agent whose sums are short of an answer": [
+        nested("a", "", "x", (15, 2), "invoke_agent"), nested("c", "gone", "chat", (15, 2)),
+        nested("d", "gone", "chat", (5, 1)),
+    ],
+    "calls of one parent that was not exported": [
+        nested("c", "gone", "chat", (15, 2)), nested("d", "gone", "chat", (5, 1)),
+    ],
+    "a request beside one whose parent was not exported": [
+        nested("a", "", "chat", (15, 1)), nested("c", "gone", "chat", (5, 2)),
+    ],
 }  # fmt: skip
 
 

@@ -562,6 +562,15 @@ def test_characters_bytes_and_words_are_never_tokens(tmp_path, name):
             read_requests(file, columns=columns)
 
 
+@pytest.mark.parametrize("name", ["input_ktokens", "promptTokensK", "Input (thousands)", "prompt_x1000", "input_M"])
+def test_columns_of_thousands_are_never_tokens(tmp_path, name):
+    file = tmp_path / "log.csv"
+    file.write_text(f"arrival_s,{name},output_tokens\n0.5,4,20\n")
+    for columns in (None, {"input": name}):
+        with pytest.raises(TraceError, match=r"counts thousands or millions of tokens: add a column of single tokens"):
+            read_requests(file, columns=columns)
+
+
 def test_dates_in_two_columns_and_decimal_commas_get_their_way_out(tmp_path):
     file = tmp_path / "log.csv"
     file.write_text("date,time,prompt_tokens,completion_tokens\n2026-07-01,09:30:00,10,20\n")

@@ -36,6 +36,7 @@ SPAN_KEYS = {
     "prefill": ("gen_ai.latency.time_in_model_prefill",),
 }
 """Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
+SIDES = ("prompt", "output")
 AGENT_OPERATIONS = ("invoke_agent", "create_agent", "invoke_workflow")
 """Operations whose usage is that of the calls inside them."""
 
@@ -330,8 +331,9 @@ def requests_of(spans: Iterable[Mapping[str, Any]]) -> tuple[Records, int]:
         by_id.setdefault((span.get("traceId"), span["spanId"]) if span.get("spanId") else number, span)
     rows = {key: row for key, span in by_id.items() if (row := request_of(span)) is not None}
     outer: set[object] = set()
-    for key in rows:
-        span, seen, in_tool = by_id[key], {key}, False
+    cut: dict[object, list[object]] = {}
+    for first in rows:
+        key, span, seen, in_tool = first, by_id[first], {first}, False
         while (key := (span.get("traceId"), span.get("parentSpanId"))) in by_id and key not in seen:
             seen.add(key)
             span = by_id[key]
@@ -339,13 +341,36 @@ def requests_of(spans: Iterable[Mapping[str, Any]]) -> tuple[Records, int]:
             in_tool |= operation == "execute_tool"
             if not in_tool or operation in AGENT_OPERATIONS:
                 outer.add(key)
+        trace, parent = span.get("traceId"), span.get("parentSpanId")
+        if trace and str(parent or "").strip("0") and (trace, parent) not in by_id:
+            cut.setdefault(trace, []).append(first)
+    for key in sorted(rows.keys() - outer, key=lambda one: rows[one]["e2el"]) if cut else ():
+        span = by_id[key]
+        agent = _operation(span) in AGENT_OPERATIONS
+        if not agent and str(span.get("parentSpanId") or "").strip("0"):
+            continue
+        began, ended = _interval(span)
+        inside = [one for one in cut.get(span.get("traceId"), ()) if one != key and one not in outer]
+        inside = [one for one in inside if began <= _interval(by_id[one])[0] and _interval(by_id[one])[1] <= ended]
+        sums = [sum(rows[one][side] for one in inside) for side in SIDES]
+        if inside and (agent or all(rows[key][side] >= most for side, most in zip(SIDES, sums, strict=True))):
+            outer.add(key)
     inner = sorted((row for key, row in rows.items() if key not in outer), key=lambda row: row["began"])
     return inner, len(outer & rows.keys())
 
 
 def outer_note(count: int) -> str:
     """Remark on spans that ``requests_of`` left out."""
-    return f"{count} spans around others with usage left out: of nested spans the innermost are requests"
+    return (
+        f"{count} spans around others (by parent; where that is not in the file, by time and usage) with usage left "
+        f"out: of nested spans the innermost are requests"
+    )
+
+
+def _interval(span: Mapping[str, Any]) -> tuple[int, int]:
+    """Begin and end of a request's span, nanoseconds."""
+    began = int(span["startTimeUnixNano"])
+    return began, int(span.get("endTimeUnixNano", began))
 
 
 def _operation(span: Mapping[str, Any]) -> str:
@@ -369,8 +394,8 @@ def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
         for what, keys in SPAN_KEYS.items()
     }
     try:
-        began = int(span["startTimeUnixNano"])
-        lasted_s = (int(span.get("endTimeUnixNano", began)) - began) * 1e-9
+        began, ended = _interval(span)
+        lasted_s = (ended - began) * 1e-9
     except (KeyError, TypeError, ValueError):
         return None
     if not request["prompt"] or not request["output"]:

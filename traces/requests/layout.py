@@ -192,19 +192,24 @@ _UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us"
 def _role_words() -> dict[str, dict[str, Any]]:
     """Words in a column's name that indicate a role (``for``, strongest first) or speak against it (``against``)."""
     words: dict[str, Any] = dict(packaged("traces.requests", "guesses.yaml"))
-    del words["no_tokens"]
+    del words["no_tokens"], words["multiples"]
     return words
 
 
 def counts_no_tokens(name: str) -> bool:
-    """True for a column of characters, bytes or words, which no ratio turns into tokens exactly."""
-    return bool(column_words(name) & set(packaged("traces.requests", "guesses.yaml")["no_tokens"]))
+    """True for a column of characters, bytes or words, which no ratio turns into tokens exactly, or of thousands."""
+    words = packaged("traces.requests", "guesses.yaml")
+    return bool(column_words(name) & {*words["no_tokens"], *words["multiples"]})
 
 
 def no_tokens_hint(names: Sequence[str]) -> str:
-    """Remark on columns of characters, bytes or words, for an error about missing token counts."""
+    """Remark on columns of characters, bytes, words or thousands, for an error about missing token counts."""
     others = [name for name in names if counts_no_tokens(name)]
-    return f"; {others[0]!r} counts no tokens: add a column that the model's tokenizer counts" if others else ""
+    if not others:
+        return ""
+    if column_words(others[0]) & set(packaged("traces.requests", "guesses.yaml")["no_tokens"]):
+        return f"; {others[0]!r} counts no tokens: add a column that the model's tokenizer counts"
+    return f"; {others[0]!r} counts thousands or millions of tokens: add a column of single tokens"
 
 
 def mapped_layout(

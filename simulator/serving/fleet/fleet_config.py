@@ -52,7 +52,7 @@ class PoolConfig(Section):
 
     role: Role = "both"
     """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it. Default: that of a
-    name which begins with prefill or decode."""
+    name which begins with prefill, context or ctx, or with decode, generation or gen; several others must state it."""
     hardware: dict[str, Any] = Field(default_factory=dict)
     """Fields of ``hardware`` that this pool overrides."""
     engine: dict[str, Any] = Field(default_factory=dict)
