@@ -1,6 +1,6 @@
-"""How long commands take to start, as multiples of ``python -c "import numpy, pydantic, yaml"`` in the same run.
+"""How long commands take to start, beside ``python -c "import numpy, pydantic, yaml"`` for machines of another speed.
 
-``python benchmarks/start_up.py`` runs each command in turn, several times, and prints the least CPU time (user +
+``python benchmarks/start_up.py`` runs each command in turn, several times, and prints the median CPU time (user +
 system) of its whole processes. The first round fills the caches and does not count.
 """
 
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 ROUNDS = 10
@@ -50,9 +51,8 @@ def main() -> None:
             "forerun run --no-interval": [*run, "--no-interval"],
         }
         rounds = [[cpu_s(words) for words in commands.values()] for _ in range(ROUNDS + 1)]
-    least = list(map(min, zip(*rounds[1:], strict=True)))
-    for name, seconds in zip(commands, least, strict=True):
-        print(f"{name:28} {seconds:6.3f} s  {seconds / least[0]:5.2f}")
+    for name, seconds in zip(commands, zip(*rounds[1:], strict=True), strict=True):
+        print(f"{name:28} {median(seconds):6.3f} s")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forerun.dataclass import dataclass
 from forerun.text_layout import lines_of, pieces, shared_widths
 
 if TYPE_CHECKING:

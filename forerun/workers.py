@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
-from forerun.dataclass import dataclass
 from forerun.errors import WorkerDiedError
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from hwprofiles.dtypes import VARIANT
 from hwprofiles.errors import ProfileError
 

@@ -43,7 +43,6 @@ LAYERS = (
         "forerun.workers",
         "forerun.yaml_files",
     ),
-    ("forerun.dataclass",),
     ("forerun.renderer", "forerun.errors", "forerun.text_layout", "forerun.version"),
 )
 """From the top: a package imports only from the layers below it. ``forerun`` and ``simulator`` are the public faces."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.dataclass import dataclass
 from forerun.yaml_files import parse
 from traces.errors import TraceError, did_you_mean
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Context, Option, Typer
+
 from forerun.tables import Table
-from simulator.cli.commands import Command, CommandGroup, CommandLine, option
 from simulator.cli.output import JobsOption, JsonOption, OutOption, Progress, checked_outputs, emit, refuse_unused
 
 if TYPE_CHECKING:
@@ -18,18 +19,18 @@ EXIT_GATE_FAILED = 1
 MARGIN = 1.0
 GATES = ("mape", "bias", "wrong_sign")
 
-QuickOption = Annotated[bool, option("--quick", help="Leave out fits and grown trees; says what it left out.")]
-FreshOption = Annotated[bool, option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
+QuickOption = Annotated[bool, Option("--quick", help="Leave out fits and grown trees; says what it left out.")]
+FreshOption = Annotated[bool, Option("--fresh", help="Compute everything anew, whatever earlier runs kept.")]
 
 
-def register(commands: CommandGroup) -> None:
+def register(commands: Typer) -> None:
     """Add the commands."""
-    check = {"epilog": "Example: forerun validate --check docs/validation/errors.json --margin 1.0"}
-    validations = commands.group(
-        "validate",
-        Command(check_errors, check),
+    validations = Typer(
+        name="validate",
         help="Score predictions against published and shipped measurements; check that no error has grown.",
     )
+    example = "Example: forerun validate --check docs/validation/errors.json --margin 1.0"
+    validations.callback(invoke_without_command=True, epilog=example)(check_errors)
     for name, command, example in (
         ("kernels", kernels, "kernels --json -"),
         ("alspec", alspec, "alspec"),
@@ -37,17 +38,18 @@ def register(commands: CommandGroup) -> None:
         ("speculation", speculation, "speculation --fail-above all.mape=25"),
         ("adaptive", adaptive_verification, "adaptive --json -"),
     ):
-        validations.command(name, command, epilog=f"Example: forerun validate {example}")
+        validations.command(name, epilog=f"Example: forerun validate {example}")(command)
+    commands.add_typer(validations)
 
 
 def check_errors(
-    called: CommandLine,
+    called: Context,
     check: Annotated[
         Path | None,
-        option(metavar="FILE", help="Check what ships against the errors on record; 1 if one grew."),
+        Option(metavar="FILE", help="Check what ships against the errors on record; 1 if one grew."),
     ] = None,
     margin: Annotated[
-        float, option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
+        float, Option(min=0.0, help="Growth of a mean absolute error that is allowed, in percentage points.")
     ] = MARGIN,
     quick: QuickOption = False,
     fresh: FreshOption = False,
@@ -62,13 +64,13 @@ def check_errors(
     from forerun.errors import ForerunError
 
     if check is None:
-        mode = "without --check" if called.subcommand is None else f"before '{called.subcommand}'"
+        mode = "without --check" if called.invoked_subcommand is None else f"before '{called.invoked_subcommand}'"
         refuse_unused(called, mode, "margin", "quick", "fresh", "jobs")
-        if called.subcommand is None:
-            print(called.help())
+        if called.invoked_subcommand is None:
+            print(called.get_help())
         return 0
-    if called.subcommand is not None:
-        raise ForerunError(f"--check: checks everything that ships by itself; leave out '{called.subcommand}'")
+    if called.invoked_subcommand is not None:
+        raise ForerunError(f"--check: checks everything that ships by itself; leave out '{called.invoked_subcommand}'")
     record = read_errors(check)
     recorded = [row for row in record if row.ships]
     if not recorded:
@@ -108,10 +110,10 @@ def everything(
 
 
 def speculation(
-    group: Annotated[list[str] | None, option(metavar="NAME", help="Only rows of this published table.")] = None,
+    group: Annotated[list[str] | None, Option(metavar="NAME", help="Only rows of this published table.")] = None,
     fail_above: Annotated[
         list[str] | None,
-        option(
+        Option(
             metavar="GROUP.METRIC=VALUE",
             help="Exit 1 if a table's mape, bias or wrong_sign (percent) exceeds the limit; GROUP all is every row.",
         ),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from simulator.cli.commands import CommandGroup, argument
+from typer import Argument, Typer
+
 from simulator.cli.output import JsonOption, emit
 
 Logs = Annotated[
     list[Path],
-    argument(
+    Argument(
         metavar="FILE...",
         help="vLLM or SGLang log, Prometheus counters, benchmark JSON; several: one for each number of draft tokens.",
         show_default=False,
@@ -18,11 +19,11 @@ Logs = Annotated[
 ]
 
 
-def register(workloads: CommandGroup) -> None:
+def register(workloads: Typer) -> None:
     """Add the commands to the group ``workloads``."""
     fit_example = "Example: forerun workloads fit-acceptance vllm.log --json acceptance.json"
-    workloads.command("fit-acceptance", workloads_fit_acceptance, epilog=fit_example)
-    workloads.command("curves", workloads_curves, epilog="Example: forerun workloads curves --json -")
+    workloads.command("fit-acceptance", epilog=fit_example)(workloads_fit_acceptance)
+    workloads.command("curves", epilog="Example: forerun workloads curves --json -")(workloads_curves)
 
 
 def workloads_fit_acceptance(files: Logs, json_file: JsonOption = None) -> int:

@@ -1,18 +1,41 @@
-"""The command line as typer reads it: its commands, and the panels of its help."""
+"""The command line: its commands, the modules that declare them, and the panels of its help."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from inspect import Signature, signature
-from typing import Annotated, Any, get_args, get_type_hints
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer import Context, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 
-from forerun.errors import UsageError, did_you_mean, without_unit
-from simulator.cli.commands import COMMANDS, Command, CommandGroup, CommandLine, declared_commands
+from forerun.errors import ForerunError, UsageError, did_you_mean, without_unit
 
+COMMANDS = {
+    "Start here": {"run": "runs", "compare": "studies", "tune": "studies", "plan": "studies", "dash": "dashboard"},
+    "Predict and sweep": {"predict": "kernels", "sweep": "studies"},
+    "Report and serve": {"report": "runs", "serve": "serving"},
+    "Check against measurements": {
+        "validate": "validation.command",
+        "replay": "replays",
+        "measure": "kernels",
+        "calibrate": "kernels",
+        "selfcheck": "validation.selfcheck.command",
+        "twin": "serving",
+    },
+    "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
+    "Research": {"race": "studies", "draft-pool": "studies", "rollouts": "studies"},
+}
+"""Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
+of the checkout, which a wheel does not contain. A study that is not listed is under "Research", and imported last."""
+CHECKOUT = Path(__file__).resolve().parents[2]
+READ_TABLES = ("replay", "calibrate", "dash")
+"""Commands that, in a checkout, also read the published tables of ``validation.tables``."""
+MODULES = {name: module for panel in COMMANDS.values() for name, module in panel.items()}
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """click's ClickException, from wherever the installed typer keeps its click."""
 
@@ -56,14 +79,15 @@ def _hide_types(params: Iterable[Any]) -> None:
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.metavar is None:
-            limits = (param.min, param.max, param.default)
+            limits = (getattr(param, "min", None), getattr(param, "max", None), param.default)
             param.metavar = "N" if any(isinstance(limit, int | float) for limit in limits) else param.name.upper()
         param.min = param.max = None
 
 
-def application(command: str | None = None) -> typer.Typer:
-    """The command line: the commands of :func:`declared_commands`."""
-    app = typer.Typer(
+def application(command: str | None = None) -> Typer:
+    """The command line: the commands of the module of ``command`` if it is known, all of them otherwise (help,
+    completion, a typing error)."""
+    app = Typer(
         name="forerun",
         cls=_PanelHelp,
         help="Predict how an LLM service will run before renting the hardware.",
@@ -73,56 +97,34 @@ def application(command: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(frame)
-    return _filled(app, declared_commands(command))
-
-
-def _filled(app: typer.Typer, group: CommandGroup) -> typer.Typer:
-    for name, member in group.members.items():
-        if isinstance(member, Command):
-            app.command(name, cls=_PlainHelp, **member.settings)(_as_typer_reads(member.function))
-            continue
-        inner = typer.Typer(cls=_PlainGroupHelp, **member.settings)
-        if member.callback is not None:
-            inner.callback(invoke_without_command=True, **member.callback.settings)(
-                _as_typer_reads(member.callback.function)
-            )
-        app.add_typer(_filled(inner, member), name=name)
+    for module in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+        if "." not in module:
+            import_module(f"simulator.cli.{module}").register(app)
+        elif _in_checkout():
+            import_module(module).register(app)
+        elif command in MODULES:
+            raise ForerunError(f"{command}: this command needs Forerun's checkout (pip install -e CHECKOUT)")
+    if command in READ_TABLES and _in_checkout():
+        import_module("validation.tables")
+    _with_plain_help(app)
     return app
 
 
-def _as_typer_reads(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with a signature in typer's own options and arguments."""
-    hints = get_type_hints(function, include_extras=True)
-    shape = signature(function).parameters.values()
-    shown = [one.replace(annotation=_typer_annotation(hints[one.name])) for one in shape]
-    contexts = [name for name, hint in hints.items() if hint is CommandLine]
-
-    def call(**values: Any) -> Any:
-        return function(**values | {name: _command_line(values[name]) for name in contexts})
-
-    call.__doc__ = function.__doc__
-    call.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in shown}
-    return call
+def _with_plain_help(app: Typer) -> None:
+    for command in app.registered_commands:
+        command.cls = _PlainHelp
+    for group in app.registered_groups:
+        group.cls = _PlainGroupHelp
+        if group.typer_instance is not None:
+            _with_plain_help(group.typer_instance)
 
 
-def _typer_annotation(hint: Any) -> Any:
-    if hint is CommandLine:
-        return typer.Context
-    kind, declared = get_args(hint)
-    made = typer.Argument if declared.flags is None else typer.Option
-    return Annotated[kind, made(*declared.flags or (), **declared.settings)]
-
-
-def _command_line(context: typer.Context) -> CommandLine:
-    written = {
-        param.name: param.opts[-1]
-        for param in context.command.params
-        if param.name is not None
-        and (where := context.get_parameter_source(param.name)) is not None
-        and where.name == "COMMANDLINE"
-    }
-    return CommandLine(written, context.invoked_subcommand, context.get_help)
+def _in_checkout() -> bool:
+    """Whether this is a checkout; its ``validation`` can be imported from then on."""
+    checkout = CHECKOUT.joinpath("validation").is_dir()
+    if checkout and str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
+    return checkout
 
 
 def _print_version(version: bool) -> None:
@@ -134,9 +136,9 @@ def _print_version(version: bool) -> None:
 
 
 def frame(
-    context: typer.Context,
+    context: Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Predict how an LLM service will run before renting the hardware."""
@@ -144,7 +146,7 @@ def frame(
         print(context.get_help())
 
 
-def call_with_typer(words: Sequence[str]) -> int:
+def call(words: Sequence[str]) -> int:
     """Parse a command line, call its command, and return its exit code."""
     try:
         code = application(words[0] if words else None)(args=list(words), prog_name="forerun", standalone_mode=False)

@@ -6,45 +6,48 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+from typer import Argument, Option, Typer
+
 from forerun.errors import ForerunError
 from simulator.cli import acceptance
-from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import JsonOption, MapOption, emit, mapping_of
 
-Name = Annotated[str, argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
-OwnFile = Annotated[Path, argument(metavar="FILE", help="Your own file.", show_default=False)]
-TraceFormat = Annotated[str, option("--format", help="Trace format; auto recognises it by content.")]
+Name = Annotated[str, Argument(metavar="NAME_OR_FILE", help="Catalogue name or file.", show_default=False)]
+OwnFile = Annotated[Path, Argument(metavar="FILE", help="Your own file.", show_default=False)]
+TraceFormat = Annotated[str, Option("--format", help="Trace format; auto recognises it by content.")]
 OnError = Annotated[
-    Literal["stop", "skip"], option("--on-error", help="A bad row stops the reading, or is skipped and counted.")
+    Literal["stop", "skip"], Option("--on-error", help="A bad row stops the reading, or is skipped and counted.")
 ]
 
 
-def register(commands: CommandGroup) -> None:
+def register(commands: Typer) -> None:
     """Add the three groups of commands."""
-    chips = commands.group(
-        "chips", help="List, show and check chip profiles.", epilog="Example: forerun chips show h100-sxm"
+    chips = Typer(
+        name="chips", help="List, show and check chip profiles.", epilog="Example: forerun chips show h100-sxm"
     )
-    chips.command("list", chips_list, epilog="Example: forerun chips list --json -")
-    chips.command("show", chips_show, epilog="Example: forerun chips show h100-sxm")
-    chips.command("check", chips_check, epilog="Example: forerun chips check my-chip.yaml")
-    models = commands.group(
-        "models",
+    chips.command("list", epilog="Example: forerun chips list --json -")(chips_list)
+    chips.command("show", epilog="Example: forerun chips show h100-sxm")(chips_show)
+    chips.command("check", epilog="Example: forerun chips check my-chip.yaml")(chips_check)
+    models = Typer(
+        name="models",
         help="List, show and check models, your own config.json included.",
         epilog="Example: forerun models show llama-3.1-8b",
     )
-    models.command("list", models_list, epilog="Example: forerun models list --json -")
-    models.command("show", models_show, epilog="Example: forerun models show llama-3.1-8b")
-    models.command("check", models_check, epilog="Example: forerun models check config.json")
-    workloads = commands.group(
-        "workloads",
+    models.command("list", epilog="Example: forerun models list --json -")(models_list)
+    models.command("show", epilog="Example: forerun models show llama-3.1-8b")(models_show)
+    models.command("check", epilog="Example: forerun models check config.json")(models_check)
+    workloads = Typer(
+        name="workloads",
         help="List sample traces; analyse, check and fit your own.",
         epilog="Example: forerun workloads show azure-conv-2023",
     )
-    workloads.command("list", workloads_list, epilog="Example: forerun workloads list --json -")
-    workloads.command("show", workloads_show, epilog="Example: forerun workloads show azure-conv-2023")
-    workloads.command("check", workloads_check, epilog="Example: forerun workloads check trace.csv --format auto")
-    workloads.command("fit", workloads_fit, epilog="Example: forerun workloads fit trace.csv --json workload.json")
+    workloads.command("list", epilog="Example: forerun workloads list --json -")(workloads_list)
+    workloads.command("show", epilog="Example: forerun workloads show azure-conv-2023")(workloads_show)
+    workloads.command("check", epilog="Example: forerun workloads check trace.csv --format auto")(workloads_check)
+    workloads.command("fit", epilog="Example: forerun workloads fit trace.csv --json workload.json")(workloads_fit)
     acceptance.register(workloads)
+    for group in (chips, models, workloads):
+        commands.add_typer(group)
 
 
 def chips_list(json_file: JsonOption = None) -> int:

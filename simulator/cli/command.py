@@ -14,31 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 
 from forerun.errors import ArgumentError, ForerunError, InvariantError, UsageError
 
-COLLECT_AFTER = 100_000
-"""Objects after which cycles are looked for: looking for them while modules load takes a tenth of a short run. Studies
-look for those of a run when it has ended."""
 EXIT_BAD_INPUT = 2
 EXIT_FAULT = 3
 EXIT_INTERRUPTED = 130
-
-
-def call(words: Sequence[str]) -> int:
-    """Parse a command line, call its command, and return its exit code."""
-    from simulator.cli.commands import MODULES, declared_commands
-    from simulator.cli.plain import parsed
-
-    plain = parsed(declared_commands(words[0]), words) if words and words[0] in MODULES else None
-    if plain is None:
-        from simulator.cli.app import call_with_typer
-
-        return call_with_typer(words)
-    function, arguments = plain
-    code = function(**arguments)
-    return code if isinstance(code, int) else 0
 
 
 def run_command(words: Sequence[str]) -> int:
@@ -48,12 +30,12 @@ def run_command(words: Sequence[str]) -> int:
         0 on success, 1 when a gate fails, 2 on bad input (one line on stderr), 3 on a fault of Forerun: a crash, or a
         result that breaks physics or conservation (its scenario is kept); 130 on Ctrl-C.
     """
-    gc.set_threshold(COLLECT_AFTER)
-    atexit.register(gc.freeze)  # nothing is looked for at the end
+    atexit.register(gc.freeze)  # else looking for cycles at the end takes a fifth of a short run
     ready_streams()
-    without_pydantic_plugins()
     warnings.filterwarnings("ignore", "the engine runs interpreted")  # run and serve have a note of their own
     try:
+        from simulator.cli.app import call
+
         refuse_empty(words)
         with unwound_by_sigterm():
             code = call(words)
@@ -86,15 +68,6 @@ def run_command(words: Sequence[str]) -> int:
     if code == EXIT_INTERRUPTED:
         print("forerun: interrupted", file=sys.stderr)
     return code
-
-
-def without_pydantic_plugins() -> None:
-    """Let pydantic look for no plugins: that takes longer the more is installed, and the module that looks imports
-    ``importlib.metadata``, ``email`` and ``zipfile``, as long as 14 models of a scenario take to build."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    loader = ModuleType("pydantic.plugin._loader")
-    loader.get_plugins = tuple  # type: ignore[attr-defined]
-    sys.modules.setdefault(loader.__name__, loader)
 
 
 @contextmanager

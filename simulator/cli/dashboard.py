@@ -5,36 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from simulator.cli.commands import CommandGroup, CommandLine, argument, option
+from typer import Argument, Context, Option, Typer
+
 from simulator.cli.output import refuse_unused
 
 PARTS = ("dash", "dash_mantine_components")
 DEFAULT_FOLDER = Path("out")
 
 
-def register(commands: CommandGroup) -> None:
-    commands.command("dash", dash, epilog="Example: forerun dash out --port 8050")
+def register(commands: Typer) -> None:
+    commands.command("dash", epilog="Example: forerun dash out --port 8050")(dash)
 
 
 def dash(
-    line: CommandLine,
+    line: Context,
     folders: Annotated[
         list[Path] | None,
-        argument(
+        Argument(
             metavar="[DIR]...",
             help="Folders whose runs and kernel traces are shown, read-only; default: out, where there is one.",
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, option(help="Address to serve on; other than this machine's own needs --expose.")] = (
+    host: Annotated[str, Option(help="Address to serve on; other than this machine's own needs --expose.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to serve on; 0 picks a free one.")] = 8050,
     expose: Annotated[
-        bool, option("--expose", help="Allow a --host that others can reach; the token lets them in.")
+        bool, Option("--expose", help="Allow a --host that others can reach; the token lets them in.")
     ] = False,
     token: Annotated[
-        bool, option("--token", help="Ask for a token, which the printed address has; --expose always does.")
+        bool, Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
     ] = False,
 ) -> None:
     """Open the interactive dashboard in a browser."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simulator.cli.commands import CommandGroup, CommandLine, argument, option
+from typer import Argument, Context, Option, Typer
+
 from simulator.cli.output import JsonOption, Progress, ResidualOption, checked_outputs, emit, printed, refuse_unused
 from simulator.cli.replays import DeviceOption, FilesArgument, FormatOption
 
@@ -15,26 +16,26 @@ if TYPE_CHECKING:
     from simulator.replay.measure import Measurement
 
 
-def register(commands: CommandGroup) -> None:
+def register(commands: Typer) -> None:
     examples: dict[Callable[..., int], str] = {
         predict: "--chip h100-sxm gemm m=16 n=4096 k=4096 dtype=bf16",
         measure: "--quick --output mine.csv --profile this-machine.yaml",
         calibrate: "measured.csv --chip rtx-4090 --output my-4090.yaml",
     }
     for command, example in examples.items():
-        commands.command(command.__name__, command, epilog=f"Example: forerun {command.__name__} {example}")
+        commands.command(epilog=f"Example: forerun {command.__name__} {example}")(command)
 
 
 def predict(
     op: Annotated[
-        str, argument(help="gemm, attention_prefill, attention_decode, moe or a collective.", show_default=False)
+        str, Argument(help="gemm, attention_prefill, attention_decode, moe or a collective.", show_default=False)
     ],
-    chip: Annotated[str, option(help="Catalogue name or profile file.", show_default=False)],
+    chip: Annotated[str, Option(help="Catalogue name or profile file.", show_default=False)],
     values: Annotated[
         list[str] | None,
-        argument(metavar="KEY=VALUE...", help="The kernel's shape and dtype.", show_default=False),
+        Argument(metavar="KEY=VALUE...", help="The kernel's shape and dtype.", show_default=False),
     ] = None,
-    library: Annotated[str, option(help="Kernel library: generic, vllm, sglang, trtllm ...")] = "generic",
+    library: Annotated[str, Option(help="Kernel library: generic, vllm, sglang, trtllm ...")] = "generic",
     residual: ResidualOption = None,
     json_file: JsonOption = None,
 ) -> int:
@@ -66,29 +67,29 @@ EXIT_INTERRUPTED = 130
 
 
 def measure(
-    line: CommandLine,
+    line: Context,
     output: Annotated[
         Path,
-        option(
+        Option(
             "--output", "--out", metavar="FILE", help="Kernel trace to write: .csv or .parquet.", show_default=False
         ),
     ],
-    device: Annotated[str, option(help="cpu, cuda, rocm or mps (Metal).")] = "cpu",
-    quick: Annotated[bool, option("--quick", help="Fewer and smaller shapes: about a minute.")] = False,
+    device: Annotated[str, Option(help="cpu, cuda, rocm or mps (Metal).")] = "cpu",
+    quick: Annotated[bool, Option("--quick", help="Fewer and smaller shapes: about a minute.")] = False,
     families: Annotated[
-        str, option(metavar="NAME,...", help="What to time.")
+        str, Option(metavar="NAME,...", help="What to time.")
     ] = "gemm,attention_prefill,attention_decode,attention_verify,norm,memcpy",
     dtype: Annotated[
-        str | None, option(metavar="NAME,...", help="bf16, fp16, fp32; default: bf16,fp32, on GPUs bf16.")
+        str | None, Option(metavar="NAME,...", help="bf16, fp16, fp32; default: bf16,fp32, on GPUs bf16.")
     ] = None,
     profile: Annotated[
         Path | None,
-        option(metavar="FILE.yaml", help="Also measure this CPU's limits and write them as a chip for --chip."),
+        Option(metavar="FILE.yaml", help="Also measure this CPU's limits and write them as a chip for --chip."),
     ] = None,
     threads: Annotated[
-        int | None, option(min=1, help="CPU threads; default: all cores. Leave some free on a busy machine.")
+        int | None, Option(min=1, help="CPU threads; default: all cores. Leave some free on a busy machine.")
     ] = None,
-    seed: Annotated[int, option(min=0, help="Seed of the operands and of the order.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the operands and of the order.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
     """Time real kernels with torch (extra: measure) and write a trace for replay kernels and calibrate."""
@@ -147,19 +148,19 @@ def _table(document: dict[str, Any]) -> Table:
 
 def calibrate(
     files: FilesArgument,
-    chip: Annotated[str, option(help="Catalogue name or profile file: the chip's limits.", show_default=False)],
+    chip: Annotated[str, Option(help="Catalogue name or profile file: the chip's limits.", show_default=False)],
     output: Annotated[
         Path,
-        option("--output", "--out", metavar="PROFILE.yaml", help="The profile to write.", show_default=False),
+        Option("--output", "--out", metavar="PROFILE.yaml", help="The profile to write.", show_default=False),
     ],
-    library: Annotated[str, option(help="Name the fit is stored under.")] = "generic",
+    library: Annotated[str, Option(help="Name the fit is stored under.")] = "generic",
     format: FormatOption = "auto",
     split: Annotated[
-        str, option(metavar="train=SHARE,seed=N", help="Shapes the fit may see; errors are of the others.")
+        str, Option(metavar="train=SHARE,seed=N", help="Shapes the fit may see; errors are of the others.")
     ] = "train=0.7,seed=1",
     device: DeviceOption = None,
-    residual: Annotated[bool, option(help="Also learn the correction on top of the physics.")] = True,
-    seed: Annotated[int, option(min=0, help="Seed of every random choice.")] = 0,
+    residual: Annotated[bool, Option(help="Also learn the correction on top of the physics.")] = True,
+    seed: Annotated[int, Option(min=0, help="Seed of every random choice.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
     """Fit a chip profile to measured kernels; --chip and hardware.chip accept the result."""

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Context, Option
+
 from forerun.tables import Table
 from simulator.cli.command import silence_stdout
-from simulator.cli.commands import CommandLine, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ LONG_RUN_S = 1.0
 
 ResidualOption = Annotated[
     bool | None,
-    option(
+    Option(
         "--residual/--no-residual",
         help="The profile's learned correction on top of the physics; default: as engine.kernel_correction.",
         show_default=False,
@@ -36,7 +37,7 @@ ResidualOption = Annotated[
 ]
 JsonOption = Annotated[
     str | None,
-    option(
+    Option(
         "--json",
         metavar="FILE",
         help="Write JSON to FILE, in folders made if need be; - writes it to stdout and nothing else.",
@@ -44,11 +45,11 @@ JsonOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
+    Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
 ]
 MapOption = Annotated[
     str | None,
-    option(
+    Option(
         "--map",
         metavar="WORD=COLUMN,...",
         help="Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time "
@@ -56,28 +57,37 @@ MapOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path | None, option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
+    Path | None, Option("--out", "--output", metavar="DIR", help="Write the JSON and the report here.")
 ]
-JobsOption = Annotated[int | None, option(min=1, help="Processes; default: one per core.")]
-NoIntervalOption = Annotated[bool, option("--no-interval", help="Ignore the prediction error of the model.")]
+JobsOption = Annotated[int | None, Option(min=1, help="Processes; default: one per core.")]
+NoIntervalOption = Annotated[bool, Option("--no-interval", help="Ignore the prediction error of the model.")]
 FullOption = Annotated[
-    bool, option("--full", help="Show every row, column, interval and table that the short view leaves out.")
+    bool, Option("--full", help="Show every row, column, interval and table that the short view leaves out.")
 ]
-NoProgressOption = Annotated[bool, option("--no-progress", help="Never show a progress bar.")]
+NoProgressOption = Annotated[bool, Option("--no-progress", help="Never show a progress bar.")]
 
 
-def refuse_unused(line: CommandLine, mode: str, *unused: str) -> None:
+def written(line: Context) -> dict[str, str]:
+    """Options and arguments that stand on the command line: parameter -> how it is written."""
+    return {
+        str(param.name): param.opts[-1]
+        for param in line.command.params
+        if (source := line.get_parameter_source(str(param.name))) is not None and source.name == "COMMANDLINE"
+    }
+
+
+def refuse_unused(line: Context, mode: str, *unused: str) -> None:
     """Refuse options that have no effect in a mode of a command."""
     from forerun.errors import ArgumentError
 
-    for name, written in line.written.items():
+    for name, flag in written(line).items():
         if name in unused:
-            raise ArgumentError(written.lstrip("-").replace("-", "_"), f"has no effect {mode}; remove it")
+            raise ArgumentError(flag.lstrip("-").replace("-", "_"), f"has no effect {mode}; remove it")
 
 
 def out_to(files: str) -> Any:
     """``--out`` of a command that writes ``files`` and a report."""
-    return option("--out", "--output", metavar="DIR", help=f"Write {files}, report.html and report.md.")
+    return Option("--out", "--output", metavar="DIR", help=f"Write {files}, report.html and report.md.")
 
 
 def mapping_of(text: str | None) -> dict[str, str] | None:

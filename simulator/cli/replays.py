@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from simulator.cli.commands import CommandGroup, argument, option
+from typer import Argument, Option, Typer
+
 from simulator.cli.output import (
     FullOption,
     JobsOption,
@@ -25,9 +26,9 @@ from simulator.cli.output import (
 EXIT_GATE_FAILED = 1
 
 
-def register(commands: CommandGroup) -> None:
-    replay = commands.group(
-        "replay",
+def register(commands: Typer) -> None:
+    replay = Typer(
+        name="replay",
         help="Compare predictions with your measured kernels, engine steps or benchmark results.",
         no_args_is_help=True,
     )
@@ -37,35 +38,36 @@ def register(commands: CommandGroup) -> None:
         steps: "steps.csv --scenario base.yaml --out out/steps",
     }
     for command, example in examples.items():
-        replay.command(command.__name__, command, epilog=f"Example: forerun replay {command.__name__} {example}")
+        replay.command(epilog=f"Example: forerun replay {command.__name__} {example}")(command)
+    commands.add_typer(replay)
 
 
 FilesArgument = Annotated[
     list[str],
-    argument(metavar="FILE...", help="Kernel traces, folders of them, or silicon:FOLDER.", show_default=False),
+    Argument(metavar="FILE...", help="Kernel traces, folders of them, or silicon:FOLDER.", show_default=False),
 ]
-FormatOption = Annotated[str, option("--format", help="Format of the files; auto recognises it.")]
-DeviceOption = Annotated[str | None, option("--device", help="Only rows of the device with this in its name.")]
+FormatOption = Annotated[str, Option("--format", help="Format of the files; auto recognises it.")]
+DeviceOption = Annotated[str | None, Option("--device", help="Only rows of the device with this in its name.")]
 Texts = list[str] | None
 
 
 def _gate_option(metavar: str, words: str) -> Any:
-    return option("--fail-above", metavar=f"{metavar}=VALUE", help=f"Exit 1 when {words}.")
+    return Option("--fail-above", metavar=f"{metavar}=VALUE", help=f"Exit 1 when {words}.")
 
 
 def _where_option(conditions: str) -> Any:
-    return option("--where", metavar="CONDITION", help=f"Only {conditions}.")
+    return Option("--where", metavar="CONDITION", help=f"Only {conditions}.")
 
 
 def _split_option(what: str) -> Any:
-    return option("--split", metavar="train=SHARE,seed=N", help=f"Score only {what} this split holds out.")
+    return Option("--split", metavar="train=SHARE,seed=N", help=f"Score only {what} this split holds out.")
 
 
 def kernels(
     files: FilesArgument,
-    chip: Annotated[str, option(help="Catalogue name or profile file.", show_default=False)],
+    chip: Annotated[str, Option(help="Catalogue name or profile file.", show_default=False)],
     library: Annotated[
-        str, option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
+        str, Option(help="Kernel library: generic, vllm, sglang, trtllm, portable (older than the chip) ...")
     ] = "generic",
     format: FormatOption = "auto",
     split: Annotated[str | None, _split_option("shapes")] = None,
@@ -78,7 +80,7 @@ def kernels(
     json_file: JsonOption = None,
     full: FullOption = False,
     out: Annotated[
-        Path | None, option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
+        Path | None, Option("--out", "--output", metavar="DIR", help="Write replay.json and report.html here.")
     ] = None,
 ) -> int:
     """Predict every measured kernel of a trace and show how far off the predictions are."""
@@ -105,18 +107,18 @@ def kernels(
 
 def requests(
     files: Annotated[
-        list[str], argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
+        list[str], Argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
     ],
     scenario: Annotated[
         Path,
-        option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
+        Option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,
     where: Annotated[Texts, _where_option("runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N")] = None,
     split: Annotated[str | None, _split_option("configurations")] = None,
-    limit: Annotated[int | None, option(min=1, help="At most so many runs, evenly chosen.")] = None,
-    seed: Annotated[int, option(min=0, help="Seed of the simulations.")] = 0,
+    limit: Annotated[int | None, Option(min=1, help="At most so many runs, evenly chosen.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the simulations.")] = 0,
     jobs: JobsOption = None,
     fail_above: Annotated[
         Texts,
@@ -150,9 +152,9 @@ def requests(
 
 
 def steps(
-    files: Annotated[list[str], argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
     scenario: Annotated[
-        Path, option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
+        Path, Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Argument, Option, Typer
+
 from forerun.workers import Workers, cores
-from simulator.cli.commands import CommandGroup, argument, option
 from simulator.cli.output import (
     STDOUT,
     FullOption,
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
     from simulator.running.scenario import Scenario
 
 
-def register(commands: CommandGroup) -> None:
-    commands.command("run", run, epilog="Example: forerun run chat.yaml --set engine.max_num_seqs=128 --out out/chat")
-    commands.command("report", report, epilog="Example: forerun report out/chat")
+def register(commands: Typer) -> None:
+    commands.command("run", epilog="Example: forerun run chat.yaml --set engine.max_num_seqs=128 --out out/chat")(run)
+    commands.command("report", epilog="Example: forerun report out/chat")(report)
 
 
 def run(
-    scenario: Annotated[Path, argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
+    scenario: Annotated[Path, Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
     set_values: SetOption = None,
-    seed: Annotated[int, option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
-        int, option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
+        int, Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
     ] = 1,
     out: Annotated[
         Path | None,
-        option(
+        Option(
             "--out",
             "--output",
             metavar="DIR",
@@ -51,11 +52,11 @@ def run(
     json_file: JsonOption = None,
     full: FullOption = False,
     jobs: Annotated[
-        int | None, option(min=1, help="Processes that share the replications; default: one per core.")
+        int | None, Option(min=1, help="Processes that share the replications; default: one per core.")
     ] = None,
     no_steps: Annotated[
         bool,
-        option("--no-steps", help="Write no step records with --out: less memory and no timeline of a long run."),
+        Option("--no-steps", help="Write no step records with --out: less memory and no timeline of a long run."),
     ] = False,
     no_interval: NoIntervalOption = False,
     no_progress: NoProgressOption = False,
@@ -183,10 +184,10 @@ def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], Inv
 
 
 def report(
-    folder: Annotated[Path, argument(metavar="DIR", help="A folder that forerun run --out wrote.", show_default=False)],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder that forerun run --out wrote.", show_default=False)],
     output: Annotated[
         Path | None,
-        option("--output", "--out", metavar="FILE", help="Where the page goes; default: report.html in DIR."),
+        Option("--output", "--out", metavar="FILE", help="Where the page goes; default: report.html in DIR."),
     ] = None,
 ) -> int:
     """Write a run as one self-contained HTML report."""

@@ -7,33 +7,33 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
-from simulator.cli.commands import CommandGroup, argument, option
+from typer import Argument, Option, Typer
+
 from simulator.cli.output import JsonOption, NoProgressOption, Progress, SetOption, show
 
 EXIT_OFF = 1
 
 
-def register(commands: CommandGroup) -> None:
-    commands.command("serve", serve, epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")
+def register(commands: Typer) -> None:
+    commands.command("serve", epilog="Example: forerun serve chat.yaml --port 8000 --trace-out came.jsonl")(serve)
     commands.command(
         "twin",
-        twin,
         epilog="Examples: forerun twin http://localhost:8000/metrics --scenario chat.yaml --seconds 300  |  "
         "forerun twin early.txt late.txt --seconds 300 --scenario chat.yaml --tolerance 10 --fail-above tpot=20",
-    )
+    )(twin)
 
 
 def serve(
-    scenario: Annotated[Path, argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
-    host: Annotated[str, option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8000,
-    speed: Annotated[float, option(min=1e-3, max=1e3, help="Simulated seconds that go by in a second.")] = 1.0,
+    scenario: Annotated[Path, Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
+    host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8000,
+    speed: Annotated[float, Option(min=1e-3, max=1e3, help="Simulated seconds that go by in a second.")] = 1.0,
     trace_out: Annotated[
         Path | None,
-        option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
+        Option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
     ] = None,
     set_values: SetOption = None,
-    seed: Annotated[int, option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
     """Serve OpenAI's API with the latencies of the simulated engine.
 
@@ -77,27 +77,27 @@ def serve(
 def twin(
     sources: Annotated[
         list[str],
-        argument(
+        Argument(
             metavar="URL|FILE...",
             help="An engine's /metrics address; a scrape of it, or an earlier and a later one; a Prometheus range "
             "query's JSON; OTLP JSON spans; or a benchmark's result.",
             show_default=False,
         ),
     ],
-    scenario: Annotated[Path, option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)],
+    scenario: Annotated[Path, Option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)],
     seconds: Annotated[
         float | None,
-        option(
+        Option(
             min=0.1,
             help="URL: time between two scrapes, default 60. Files: time that they cover, where they do not say.",
         ),
     ] = None,
     tolerance: Annotated[
-        float, option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model.")
+        float, Option(min=0, max=100, metavar="PERCENT", help="Gap of a latency that is put down to the model.")
     ] = 0.0,
     fail_above: Annotated[
         list[str] | None,
-        option(
+        Option(
             "--fail-above",
             metavar="METRIC=PERCENT",
             help="Exit code 1 where a metric is further off: tpot, ttft, prefill, acceptance_length, prefix_hit_rate, "
@@ -105,8 +105,8 @@ def twin(
         ),
     ] = None,
     set_values: SetOption = None,
-    seed: Annotated[int, option(min=0, help="First seed of the simulated runs.")] = 0,
-    no_what_ifs: Annotated[bool, option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
+    seed: Annotated[int, Option(min=0, help="First seed of the simulated runs.")] = 0,
+    no_what_ifs: Annotated[bool, Option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
     json_file: JsonOption = None,
     no_progress: NoProgressOption = False,
 ) -> int:

@@ -9,8 +9,9 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from typer import Argument, Context, Option, Typer
+
 from forerun.errors import ArgumentError
-from simulator.cli.commands import CommandGroup, CommandLine, argument, option
 from simulator.cli.output import (
     STDOUT,
     FullOption,
@@ -22,14 +23,16 @@ from simulator.cli.output import (
     mapping_of,
     out_to,
     show,
+    written,
 )
 from simulator.studies import public
 
 if TYPE_CHECKING:
-    from simulator.studies.frame import Option, StudyCommand
+    from simulator.studies.frame import Option as StudyOption
+    from simulator.studies.frame import StudyCommand
 
 
-def register(commands: CommandGroup) -> None:
+def register(commands: Typer) -> None:
     """Add a command for each study of the public face."""
     studies_of: dict[str, list[StudyCommand]] = {}
     for name in dir(public):
@@ -39,7 +42,7 @@ def register(commands: CommandGroup) -> None:
     for name, studies in studies_of.items():
         main, *others = sorted(studies, key=lambda one: one.chosen is not None)
         summary = str(main.function.__doc__).partition("\n")[0]
-        commands.command(name, _command(main, others), epilog=main.examples, help=main.help or summary)
+        commands.command(name, epilog=main.examples, help=main.help or summary)(_command(main, others))
 
 
 def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., int]:
@@ -51,7 +54,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
     several = source == "scenarios"
 
     def call(**values: Any) -> int:
-        typed = values["line"].written
+        typed = written(values["line"])
         arguments = {
             name: mapping_of(value) if name == "columns" else value is not True if one.default is True else value
             for name, one in options.items()
@@ -80,8 +83,8 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             print(f"Results are kept in {store}", file=sys.stderr if values["json_file"] == STDOUT else sys.stdout)
         return study.finish(result)
 
-    shown = [Parameter("line", Parameter.KEYWORD_ONLY, annotation=CommandLine)]
-    files = argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
+    shown = [Parameter("line", Parameter.KEYWORD_ONLY, annotation=Context)]
+    files = Argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
     shown.append(_parameter(source, list[Path] if several else Path, files))
     last: list[Parameter] = []
     for name in [*options, *({"seed"} - set(options))]:  # --set stands before --seed, or last
@@ -91,7 +94,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             (last if name == "jobs" else shown).append(_typed(options[name]))
     for study in others:
         if study.switch_help:
-            switch = option(f"--{study.switch}", help=study.switch_help)
+            switch = Option(f"--{study.switch}", help=study.switch_help)
             shown.append(_parameter(study.switch, bool, switch, False))
     shown.append(_parameter("out", Path | None, out_to(main.files), None))
     shown += [_parameter("json_file", JsonOption, default=None), _parameter("full", FullOption, default=False)]
@@ -128,8 +131,8 @@ def _options_named(options: dict[str, Parameter]) -> Iterator[None]:
         raise ArgumentError(_flag(options[error.argument]).lstrip("-").replace("-", "_"), error.message) from None
 
 
-def _option(parameter: Parameter) -> Option:
-    declared: Option = parameter.annotation.__metadata__[0]
+def _option(parameter: Parameter) -> StudyOption:
+    declared: StudyOption = parameter.annotation.__metadata__[0]
     return declared
 
 
@@ -147,7 +150,7 @@ def _typed(parameter: Parameter) -> Parameter:
     kind = one.text or get_args(parameter.annotation)[0]
     if default is True or kind == list[str] or kind == list[Path]:
         default = False if default is True else None
-    declared = option(_flag(parameter), help=one.help, metavar=one.metavar, min=one.min, max=one.max)
+    declared = Option(_flag(parameter), help=one.help, metavar=one.metavar, min=one.min, max=one.max)
     return _parameter(_key(parameter), kind | None if default is None else kind, declared, default)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles.dtypes import dtype_bytes
 from simulator.llm.layers import PARTS, ActiveCounts, Attention, DenseMlp, Layer, LayerGroup, Mixer, MoeMlp, Tensor

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from simulator.llm.architecture import Architecture

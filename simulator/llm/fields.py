@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 
 LARGEST = 10**9

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from simulator.llm.fields import Fields, shown_value
 from simulator.llm.layers import ActiveCounts, QkNorm

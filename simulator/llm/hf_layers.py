@@ -6,10 +6,9 @@ Every reader raises ForerunError, naming source and field, where a field is miss
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from forerun.dataclass import dataclass
 from simulator.llm.fields import Fields
 from simulator.llm.hf_families import Family, Flag, moe_names
 from simulator.llm.layers import (

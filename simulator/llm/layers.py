@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 
 Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import yaml
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, packaged_file, parse
 from hwprofiles.dtypes import FORMAT_NAMES

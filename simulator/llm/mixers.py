@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from forerun.dataclass import dataclass
 from simulator.llm.layers import Attention, Mixer, State, Tensor
 
 RECURRENT_DTYPE = "fp32"

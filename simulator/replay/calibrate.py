@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import Summary
 from forerun.tables import Table

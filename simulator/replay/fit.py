@@ -4,7 +4,7 @@ batches are served."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray
-from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from hwprofiles import Chip, KernelLibrary, KernelTime
 from hwprofiles.dtypes import format_of

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import BASES, KernelLibrary, KernelTime, ProfileError, load_link
 from hwprofiles.dtypes import format_of

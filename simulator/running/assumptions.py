@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from forerun.dataclass import dataclass
 from forerun.errors import at_field
 from forerun.recent import RecentResults
 from hwprofiles import Chip, KernelLibrary, Link, load_link

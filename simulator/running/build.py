@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import simulator.timing as timing
-from forerun.dataclass import dataclass
 from forerun.errors import at_field
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
@@ -53,7 +52,8 @@ from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
-"""Timing models, the latest first, so that the runs of a study share what the engine records of them."""
+"""Timing models, the latest first, so that the runs of a study share what the engine records of them. They are
+compared: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 import simulator.timing as timing
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from hwprofiles import load_chip, load_link
 from simulator.llm import (
     Architecture,

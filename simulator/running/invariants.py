@@ -7,13 +7,13 @@ broken invariant is a fault of the simulator, never of its input.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from simulator.running.build import PoolBuild
 from simulator.running.step_rows import StepTotals
 from simulator.serving import RequestRecords, RunLog, SpeculationCounters, StepRecords

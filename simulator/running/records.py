@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from typing import Any, Self, TypedDict
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from forerun.result import Result
 from hwprofiles import Chip, weakest
 from simulator.llm import load_architecture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from forerun.dataclass import dataclass
 from forerun.errors import in_words
 from simulator.serve.schema import json_tokens
 from simulator.serve.tokens import Token, chat_tokens, tokens_of

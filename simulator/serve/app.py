@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count, cycle
 from pathlib import Path
@@ -26,7 +27,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
 from simulator.running.scenario import Scenario

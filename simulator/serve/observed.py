@@ -6,13 +6,12 @@ import json
 import math
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
 from traces.requests.agents import outer_note, requests_of, spans_of

@@ -8,14 +8,13 @@ host work between steps, or kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.serving.compiled import engine_module
 from simulator.speculation import BatchTable, PolicyConfig, PolicyFactory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.dataclass import dataclass
+from dataclasses import dataclass
+
 from simulator.serving.clock import on_grid
 
 

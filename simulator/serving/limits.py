@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from forerun.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

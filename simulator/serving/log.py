@@ -5,14 +5,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from simulator.serving.records import GapCounts
 from simulator.timing import DraftStep, StepWork
 from simulator.workload import RequestStream

@@ -7,11 +7,10 @@ one of your own, which a scenario may then name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any
 
-from forerun.dataclass import dataclass
 from forerun.types import OneOf
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log2
 from typing import Protocol
 
-from forerun.dataclass import dataclass
 from simulator.speculation.methods import METHODS
 from simulator.speculation.speculation_config import AcceptanceConfig, DraftConfig
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_acceptance_lengths, fit_survival
 

@@ -15,12 +15,12 @@ least at s = 0 (tests/simulator/speculation/test_published_curves.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.closed_form import check_length, expected_length, rising_root
 

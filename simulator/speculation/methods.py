@@ -6,10 +6,9 @@ A further one is an entry of ``methods.yaml`` and a builder of its drafter in ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 
 

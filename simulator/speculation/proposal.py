@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.acceptance import survival_rates
 from simulator.speculation.curves import load_curve

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 

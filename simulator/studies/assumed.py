@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip, load_link
 from hwprofiles.parameters import FAMILIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
 from math import inf
@@ -13,7 +13,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, floor, inf, log, prod
 from pathlib import Path
@@ -16,7 +16,6 @@ import numpy as np
 import yaml
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, did_you_mean, plain_number
 from simulator.running.names import check_names
 from simulator.running.scenario import (

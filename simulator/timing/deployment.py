@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import NamedTuple, cast
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
 from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT, format_of

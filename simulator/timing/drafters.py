@@ -7,7 +7,7 @@ and its kernels all follow from that list.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
@@ -15,7 +15,6 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkabl
 import numpy as np
 
 from forerun.arrays import IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, Link, dtype_bytes
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import floor
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles import Link
 from hwprofiles.formulas import look_up

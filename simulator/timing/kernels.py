@@ -7,14 +7,13 @@ The kernel list alone determines a step's time. ``*_calls`` list the calls, ``pr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT

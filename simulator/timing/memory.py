@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from hwprofiles.library import SCORE_BYTES
 from simulator.llm.layers import MoeMlp

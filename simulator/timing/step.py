@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from math import isnan, prod
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from hwprofiles import AttentionShape
 from hwprofiles.formulas import look_up
 from hwprofiles.library import MixingShape
@@ -746,6 +745,7 @@ def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | Non
 
 
 _LATELY: deque[StepTimer] = deque(maxlen=64)
+"""Timers used lately, found by comparing: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
 
 
 def _sum(calls: Iterator[Call], deployment: Deployment, size: int) -> Costs:

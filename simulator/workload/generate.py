@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from forerun.types import LONGEST_S

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from forerun.arrays import IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.files import Cells
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from traces.kernels.columns import OPS, SIZES, WORDS
 
 IndexArray: TypeAlias = NDArray[np.intp]

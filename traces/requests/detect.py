@@ -6,11 +6,10 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.dataclass import dataclass
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
 from traces.requests.agents import agentic_chunks, dag_chunks, otel_chunks, session_files

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import erf, log, sqrt
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.requests.table import RequestTable
 

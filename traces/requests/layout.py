@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 from forerun.arrays import BoolArray
-from forerun.dataclass import dataclass
 from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
 from traces.requests.rows import Flatten, RawChunk

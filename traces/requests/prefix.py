@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from forerun.arrays import IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.requests.table import PrefixHashes
 

@@ -6,14 +6,13 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
 from traces.files import Block, OnError, csv_records, first_text, reading, text_blocks
 from traces.requests.values import Values

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError
 from traces.files import OnError
 from traces.requests.layout import Bound, Options, TraceLayout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
 from traces.files import csv_lines, load_document, unpacked_bytes
 from traces.requests.layout import Options

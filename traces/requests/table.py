@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError
 
 FLOAT_COLUMNS = ("arrival_s", "think_time_s", "measured_ttft_s", "measured_e2e_s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from traces.errors import comma_hint, shown
 
 Values: TypeAlias = Sequence[Any] | NDArray[Any]

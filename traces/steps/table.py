@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from traces.errors import TraceError, shown
 
 COLUMNS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs", "sampled_prefills", "decode_seqs",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from simulator.cli.commands import CommandGroup, option
+from typer import Option, Typer
+
 from simulator.cli.output import JsonOption, Progress, checked_outputs, emit
 
 LABELS = {
@@ -17,17 +18,17 @@ LABELS = {
 METHODS = {"none": "no speculation", "draft-model": "draft model"}
 
 
-def register(commands: CommandGroup) -> None:
+def register(commands: Typer) -> None:
     """Add the command."""
-    commands.command(
-        "selfcheck", selfcheck, epilog="Example: forerun selfcheck --out out/selfcheck --fail-above tpot=10"
+    commands.command("selfcheck", epilog="Example: forerun selfcheck --out out/selfcheck --fail-above tpot=10")(
+        selfcheck
     )
 
 
 def selfcheck(
     out: Annotated[
         Path | None,
-        option(
+        Option(
             "--out",
             "--output",
             metavar="DIR",
@@ -36,18 +37,18 @@ def selfcheck(
     ] = None,
     threads: Annotated[
         int,
-        option(min=1, help="CPU threads; one is timed in processor seconds, which other work bends less."),
+        Option(min=1, help="CPU threads; one is timed in processor seconds, which other work bends less."),
     ] = 1,
-    dtype: Annotated[str | None, option(help="bf16 or fp32; default: the faster one here.")] = None,
+    dtype: Annotated[str | None, Option(help="bf16 or fp32; default: the faster one here.")] = None,
     fail_above: Annotated[
         list[str] | None,
-        option(metavar="FIGURE=PERCENT", help="Exit 1 above this error: tpot, ttft, throughput, acceptance."),
+        Option(metavar="FIGURE=PERCENT", help="Exit 1 above this error: tpot, ttft, throughput, acceptance."),
     ] = None,
     tiny: Annotated[
         bool,
-        option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
+        Option("--tiny", hidden=True, help="Seconds only: tries the machinery; its errors mean nothing."),
     ] = False,
-    seed: Annotated[int, option(min=0, help="Seed of weights, requests and sampling.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of weights, requests and sampling.")] = 0,
     json_file: JsonOption = None,
 ) -> int:
     """Measure this machine, predict a small real engine on it, run it and compare (1 to 2 minutes).

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from simulator.replay.measure.clocks import Clock, CpuClock, CudaClock, MetalClock, Timing
 from simulator.replay.measure.machine import (
     MachineLimits,

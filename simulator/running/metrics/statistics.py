@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import floor, nan, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 
 EQUAL = 1e-12
 """Relative spread up to which values are one value, rounded here and there."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Protocol
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import AutoscalerConfig

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import FaultEvent, FaultsConfig
 

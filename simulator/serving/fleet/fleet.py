@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from forerun.errors import StalledError
 from simulator.serving.clock import PLAN
 from simulator.serving.fleet.autoscaler import Autoscaler

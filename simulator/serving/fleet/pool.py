@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.fleet.fleet_config import Role

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forerun.dataclass import dataclass
 from simulator.serving.clock import ROUTE, on_grid
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog

@@ -7,13 +7,13 @@ known about them has a range, and named alternatives change one of them at a tim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, KernelLibrary, load_chip, load_link
 from simulator.llm import load_architecture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
-from forerun.dataclass import dataclass
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import DeviceGroups, SpeculativeAttention

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation.attention_level.layer import LayerTimes, Outcome, Reading
 

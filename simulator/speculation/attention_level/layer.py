@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 
 Reading = Literal["next-attention", "same-layer", "pipelined"]

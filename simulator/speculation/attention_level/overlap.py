@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from hwprofiles import AttentionShape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.yaml_files import packaged
 

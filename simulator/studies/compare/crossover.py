@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, inf, log
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from forerun.dataclass import dataclass
 from simulator.studies.assumed import AssumedParameter, assumed_parameters
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
 from simulator.studies.runs import Need, RunPool, SeededRun, needed_for, with_seeds

@@ -8,14 +8,13 @@ Arrivals of requests are left out: the batch of a verifier is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value, percent

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
 from hwprofiles import Chip, load_chip
 from simulator.running.scenario import Scenario

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError, check_number, without_unit
 from forerun.tables import number
 from simulator.running.metrics.statistics import WeightedSample

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError
 from forerun.tables import number
 from forerun.workers import Workers, study_workers

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from math import exp, inf, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import Served, request_latencies_ms, summarise

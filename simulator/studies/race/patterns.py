@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.speculation import scaled_survival
 from simulator.workload import RequestStream

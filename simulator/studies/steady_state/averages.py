@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.prices import GROUPS, RequestWork, StepPrices, request_work, steady_step_costs

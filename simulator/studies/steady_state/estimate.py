@@ -32,10 +32,10 @@ where KV memory limits the batch preemption leaves less of it, much less with pr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run

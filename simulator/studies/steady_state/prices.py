@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from simulator.running.metrics.usage import BOUNDS
 from simulator.serving import EngineLimits
 from simulator.studies.steady_state.traffic import Traffic

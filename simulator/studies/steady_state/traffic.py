@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, NothingServedError
 from simulator.serving import EngineLimits
 from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig

@@ -6,12 +6,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError
 from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from forerun.dataclass import dataclass
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number, percent

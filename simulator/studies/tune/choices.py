@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from simulator.running.scenario import Scenario
 from simulator.speculation import LevelDecay, SpeculationConfig, draft_survival

@@ -8,14 +8,13 @@ measured; what is left of their spread, and of the acceptance's, is the interval
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import Summary
 from forerun.tables import Cell, Table, Value, number

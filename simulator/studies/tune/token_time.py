@@ -7,10 +7,11 @@ only decodes and x what a prompt adds to the steps that it joins.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from simulator.running.build import Build
 from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.prices import decode_steps, prompt_steps

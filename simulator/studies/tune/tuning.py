@@ -7,6 +7,7 @@ that decode sequences of equal context, and the prompts of the batch's other req
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
@@ -14,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.dataclass import dataclass
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica

@@ -11,14 +11,13 @@ import typer
 from tiny_scenario import tiny_data
 from typer.testing import CliRunner
 
-from simulator.cli.app import application
-from simulator.cli.commands import COMMANDS, MODULES
+from simulator.cli.app import COMMANDS, MODULES, application
 
 MOST_MODULES = 142
 """Of Forerun itself in a plain run; how many a library has is its own affair and changes with its releases."""
 OWN = ("forerun", "hwprofiles", "simulator", "traces")
 LIBRARIES = {"annotated_types", "numpy", "pydantic", "pydantic_core", "pygments", "rich"} | {
-    *("typing_extensions", "typing_inspection", "yaml")
+    *("annotated_doc", "click", "shellingham", "typer", "typing_extensions", "typing_inspection", "yaml")
 }
 INSTALLER = (
     "_distutils_hack",
@@ -49,15 +48,16 @@ NOT_FOR_A_PLAIN_RUN = (
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """Names of the modules that a plain run has imported."""
+    """The modules that a plain run has imported: name -> made by hand, without a spec."""
     scenario = tmp_path_factory.mktemp("plain") / "plain.json"
     scenario.write_text(json.dumps(tiny_data()))
     code = (
-        "import sys; from simulator.cli import main; code = main(['run', sys.argv[1]]); "
-        "print(*sys.modules, sep='\\n', file=sys.stderr); sys.exit(code)"
+        "import json, sys; from simulator.cli import main; code = main(['run', sys.argv[1]]); "
+        "print(json.dumps({name: getattr(one, '__spec__', None) is None for name, one in sys.modules.items()}), "
+        "file=sys.stderr); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", code, scenario], capture_output=True, text=True, check=True)
-    return done.stderr.split()
+    return json.loads(done.stderr)
 
 
 def test_a_plain_run_imports_what_it_needs(modules):
@@ -65,6 +65,11 @@ def test_a_plain_run_imports_what_it_needs(modules):
     assert not {name for name in modules if name.startswith(NOT_FOR_A_PLAIN_RUN)}
     own = [name for name in modules if name.partition(".")[0] in OWN]
     assert len(own) <= MOST_MODULES
+
+
+def test_a_run_replaces_no_module_of_a_library(modules):
+    made = {name for name, by_hand in modules.items() if by_hand and not name.startswith(("typing.", *INSTALLER))}
+    assert made == set()
 
 
 def test_a_run_whose_json_goes_to_stdout_lays_out_no_tables(tmp_path):
@@ -80,7 +85,11 @@ def test_a_run_whose_json_goes_to_stdout_lays_out_no_tables(tmp_path):
 
 
 def test_a_plain_run_imports_few_libraries(modules):
-    roots = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - set(OWN)
+    roots = (
+        {name.partition(".")[0] for name in modules if not name.startswith("made:")}
+        - set(sys.stdlib_module_names)
+        - set(OWN)
+    )
     assert {name for name in roots if not name.startswith(INSTALLER)} <= LIBRARIES
 
 
