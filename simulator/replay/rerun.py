@@ -119,15 +119,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         if run.framework_version is not None or not same or "release" not in engine:
             engine["release"] = run.framework_version or UNKNOWN_RELEASE
     limited_by_base = engine.get("max_num_seqs") is not None
-    facts: dict[str, dict[str, Any]] = {
-        "hardware": {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel,
-                     "expert_parallel": run.expert_parallel, "attention_data_parallel": run.data_parallel_attention,
-                     "replicas": run.replicas},
-        "engine": {"max_num_seqs": run.max_num_seqs, "max_num_batched_tokens": run.max_num_batched_tokens,
-                   "max_model_len": run.max_model_len, "num_kv_blocks": run.num_kv_blocks,
-                   "block_size": run.block_size, "gpu_memory_utilization": run.gpu_memory_utilization,
-                   "enable_prefix_caching": run.prefix_caching, "enable_chunked_prefill": run.chunked_prefill},
-    }  # fmt: skip
+    facts = _facts(run)
     _refuse_facts_of_pools(base, facts)
     _put(hardware, **facts["hardware"])
     framework = load_framework(engine.get("framework", "vllm"))
@@ -148,6 +140,19 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if most is None and not limited_by_base and framework.divides_limits:
         scenario = _each_group_whole(scenario, engine["max_num_seqs"])
     return scenario
+
+
+def _facts(run: MeasuredRun) -> dict[str, dict[str, Any]]:
+    """Numbers and switches of the server that a run states, by section and field; None where it does not."""
+    return {
+        "hardware": {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel,
+                     "expert_parallel": run.expert_parallel, "attention_data_parallel": run.data_parallel_attention,
+                     "replicas": run.replicas},
+        "engine": {"max_num_seqs": run.max_num_seqs, "max_num_batched_tokens": run.max_num_batched_tokens,
+                   "max_model_len": run.max_model_len, "num_kv_blocks": run.num_kv_blocks,
+                   "block_size": run.block_size, "gpu_memory_utilization": run.gpu_memory_utilization,
+                   "enable_prefix_caching": run.prefix_caching, "enable_chunked_prefill": run.chunked_prefill},
+    }  # fmt: skip
 
 
 def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | dict[str, Any] | None, str]:
@@ -206,14 +211,22 @@ def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str
     Raises:
         ForerunError: a field of the base that has no effect on this run.
     """
-    before, after = _leaves(base.model_dump(exclude_unset=True)), _leaves(scenario.model_dump())
+    chosen, after = _leaves(base.model_dump(exclude_unset=True)), _leaves(scenario.model_dump())
+    before = _leaves(base.model_dump())
+    facts = [(f"{part}.{name}", one) for part, values in _facts(run).items() for name, one in values.items()]
+    stated = {path for path, value in facts if value is not None}
+    stated |= {"weights_dtype", "kv_cache_dtype", *run.settings}
     replaced = ["weights_dtype"] if after["model"] != before["model"] else []
     if run.trace is not None or run.input_tokens is not None:
         replaced += [f"workload.{name}" for name in (*_FROM_FILE, *_OF_TRACES)]
     without = run.speculation is not None and scenario.speculation is None
     changes = []
-    for path, value in before.items():
-        if value is None or after.get(path) == value:
+    for path in dict.fromkeys([*chosen, *(one for one in after if one in stated)]):
+        value, optional = before.get(path), path not in chosen
+        if after.get(path) == value or (value is None and not optional):
+            continue
+        if optional:
+            changes.append(f"{path} {_words(after[path])} ({'default' if value is None else _words(value)})")
             continue
         if after.get(path) is None and path not in replaced and not (without and path.startswith("speculation")):
             raise ForerunError(f"{path}: has no effect on the run of this file; remove it from the scenario")
@@ -238,7 +251,7 @@ def _leaves(data: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 def _words(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(str(one) for one in value.values())[:60]
+        return " ".join(str(one) for one in value.values() if one is not False)[:60]
     return "none" if value is None else str(value)[:60]
 
 
@@ -292,9 +305,14 @@ def rerun(
     """
     scenario = run_scenario(run, base)
     stated = overridden(run, base, scenario)
-    drafting = scenario.speculation is not None and run.speculation is None and run.acceptance_length is None
-    if drafting and scenario.speculation is not None and scenario.speculation.method != "none":
-        stated.append("speculation and its acceptance are the scenario's; the file does not state them")
+    speculation = scenario.speculation
+    if speculation is not None and speculation.method != "none":
+        if run.acceptance_length is None and not run.acceptance_per_position:
+            what = "speculation and its acceptance are" if run.speculation is None else "the acceptance of drafts is"
+            stated.append(f"{what} the scenario's; the file does not state {'them' if 'and' in what else 'it'}")
+        named = (run.speculation or "").replace("_", "-").lower()
+        if named and named != speculation.method and not _is_method(named, speculation.method):
+            stated.append(f"the scenario's method of drafting, {speculation.method}, in place of the file's {named}")
     stream = _stream(run, scenario, seed)
     if run.chunked_prefill is None and not scenario.engine.enable_chunked_prefill:
         # The engine refuses prompts beyond its budget, so a run that served them cut them.
@@ -432,6 +450,11 @@ def _put(section: dict[str, Any], **values: object) -> None:
     section.update({name: value for name, value in values.items() if value is not None})
 
 
+def _is_method(text: str, method: str) -> bool:
+    """True if a published name of a way to draft is that of ``method``."""
+    return re.search(_NAMES["speculation"].get(method, "(?!)"), text) is not None
+
+
 def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
     """Speculation of the base with what a run states of it: none, or its own depth and acceptance.
 
@@ -451,9 +474,7 @@ def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
             )
         return
     if not drafts:
-        patterns: dict[str, str] = _NAMES["speculation"]
-        stated = str(run.speculation).lower()
-        named = [method for method, pattern in patterns.items() if re.search(pattern, stated)]
+        named = [method for method in _NAMES["speculation"] if _is_method(str(run.speculation).lower(), method)]
         if not named or run.num_speculative_tokens is None or run.acceptance_length is None:
             lacks = "" if not named else ", and the run does not tell its depth and acceptance"
             raise ForerunError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from traces.benchmark_results.run import LATENCIES, STATISTICS, THROUGHPUTS, MeasuredRun, PromptPool, latencies_ms
 from traces.errors import TraceError
-from traces.files import Cells, read_text
+from traces.files import Cells, json_value, read_text
 
 MS_PER_S = 1e3
 _VLLM_KEYS = {f"{s}_{name}_ms": f"{s}_{name}_ms" for name in LATENCIES for s in STATISTICS} | {
@@ -46,7 +46,7 @@ _CLIENT = re.compile(
     "duration|completed|failed|total_(in|out)put.*|request_goodput|goodput|(request|output|total_token|input)_throughput|"
     "total_throughput|max_output_tokens_per_s|max_concurrent_requests|rtfx|run_number|errors|framework|hw|tp|accept_length|"
     "(in|out)put_lens|ttfts|itls|generated_texts|start_times|gpu_memory_utilization|kv_cache_dtype|quantization|"
-    "enforce_eager|(spec_decode|ramp_up|rps|random|sharegpt|dataset|mean|median|std|p[0-9]+)_.*|benchmark_name"
+    "enforce_eager|speculative_config|(spec_decode|ramp_up|rps|random|sharegpt|dataset|mean|median|std|p[0-9]+)_.*|benchmark_name"
 )
 """Keys of a client's own, and server arguments that are read beside ``_SERVER`` and ``_FLAGS``."""
 
@@ -139,12 +139,18 @@ def _drafting(cells: Cells, result: Mapping[str, Any]) -> dict[str, Any]:
     rates = result.get("spec_decode_per_position_acceptance_rates")
     known = [Cells({"rate": one}, f"{cells.place}: spec_decode_per_position_acceptance_rates").number("rate")
              for one in rates] if isinstance(rates, list) else []  # fmt: skip
+    config = result.get("speculative_config") or {}
+    config = json_value(config, f"{cells.place}: speculative_config") if isinstance(config, str) else config
+    if not isinstance(config, Mapping):
+        raise TraceError(f'{cells.place}: speculative_config: a JSON object expected, such as {{"method": "ngram"}}')
+    stated = Cells(config, f"{cells.place}: speculative_config")
     length = cells.positive("spec_decode_acceptance_length") or cells.positive("accept_length")
     depth = len(known) or (round(tokens / drafts) if drafts and tokens else 0)
     return {
         "acceptance_length": length if length != 1.0 or depth else None,  # SGLang writes 1 where nothing is drafted
         "acceptance_per_position": tuple(rate or 0.0 for rate in known),
-        "num_speculative_tokens": depth or None,
+        "speculation": stated.text("method") or stated.text("model"),
+        "num_speculative_tokens": depth or stated.count("num_speculative_tokens"),
     }
 
 

@@ -443,10 +443,11 @@ def test_every_field_of_a_base_scenario_is_used_replaced_with_a_note_or_refused(
             notes = " ".join(overridden(run, base, scenario))
         except ForerunError:
             continue
-        used = scenario.model_dump()
+        used, whole = scenario.model_dump(), base.model_dump()
         for path, value in leaves(chosen):
             parents = [path.rsplit(".", n)[0] for n in range(path.count(".") + 1)]
-            assert value is None or at(used, path) == value or any(f"{one} " in notes for one in parents), path
+            kept = value is None or at(used, path) in (value, at(whole, path))
+            assert kept or any(f"{one} " in notes for one in parents), path
     assert seen >= {"model", "hardware", "engine", "router", "pools", "faults", "speculation", "workload"}
 
 
@@ -512,6 +513,37 @@ def test_keys_of_a_swept_server_count_in_every_spelling(tmp_path):
         assert "not read: async_scheduling" in run.notes
     with pytest.raises(TraceError, match="max_num_seqs: is given twice, as 4 and 8"):
         results(tmp_path, bench(**{"--max-num-seqs": 4, "max_num_seqs": 8}))
+
+
+def test_every_fact_of_the_file_that_the_scenario_would_run_otherwise_is_listed(tmp_path):
+    facts = {"max_num_seqs": 4, "tensor_parallel_size": 2, "quantization": "fp8", "kv_cache_dtype": "fp8",
+             "enforce_eager": True}  # fmt: skip
+    (run,) = results(tmp_path, bench(**facts))
+    (note,) = [one for one in rerun(run, BASE)["notes"] if one.startswith("from the file")]
+    for words in ("engine.max_num_seqs 4 (", "hardware.tensor_parallel 2 (1)", "weights_dtype fp8 (default)",
+                  "kv_cache_dtype fp8 (bf16)", "engine.cuda_graphs False (True)"):  # fmt: skip
+        assert words in note
+    (run,) = results(tmp_path, bench(model_id="served", tokenizer_id="RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8"))
+    assert "weights_dtype fp8 (default)" in " ".join(rerun(run, BASE)["notes"])
+
+
+def test_notes_on_drafting_say_what_the_file_states(tmp_path):
+    profile = {"curve": "eagle3-llama-3.1-8b-mt-bench"}
+    base = BASE.with_values({"speculation": {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": profile}})
+    (plain,) = results(tmp_path, bench())
+    notes = " ".join(rerun(plain, base)["notes"])
+    assert "speculation.acceptance" not in notes
+    assert "speculation and its acceptance are the scenario's" in notes
+    for method in ("eagle3", "ngram"):
+        config = {"method": method, "num_speculative_tokens": 2}
+        for value in (config, json.dumps(config)):
+            (stated,) = results(tmp_path, bench(speculative_config=value))
+            again = rerun(stated, base)
+            notes = " ".join(again["notes"])
+            assert "speculation.num_speculative_tokens 2 (3)" in notes
+            assert "speculation and its acceptance" not in notes
+            assert "the acceptance of drafts is the scenario's" in notes
+            assert ("in place of the file's ngram" in notes) == (method == "ngram")
 
 
 def test_the_first_line_names_another_model_than_the_scenarios(tmp_path, forerun):
