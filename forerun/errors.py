@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fractions import Fraction
 from math import inf
 from numbers import Integral, Real
 from typing import Any
@@ -25,30 +26,87 @@ class ForerunError(ValueError):
         super().__init__(one_line(message))
 
 
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SIZES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_BYTES: dict[str, int | Fraction] = {f"{prefix}B": factor for prefix, factor in (_SIZES | _BINARY).items()}
+_SECONDS = {
+    unit: Fraction(factor)
+    for factor, units in {
+        "1": "s sec second seconds",
+        "1/1000": "ms millisecond milliseconds",
+        "1/1000000": "us µs microseconds",
+        "1/1000000000": "ns nanoseconds",
+        "60": "min minute minutes",
+        "3600": "h hr hour hours",
+    }.items()
+    for unit in units.split()
+}
+_RATES = {unit: 1 / _SECONDS[unit] for unit in ("s", "sec", "second", "min", "minute", "h", "hr", "hour")}
+_PER: dict[str, int | Fraction] = {
+    f"{noun}/{unit}": value for unit, value in _RATES.items() for noun in ("", "req", "request", "requests")
+}
+_PER |= {"": 1, "rps": 1, "qps": 1, "rpm": Fraction(1, 60)}
+_UNITS: dict[str, tuple[str, Mapping[str, int | Fraction]]] = {
+    r"_gb_s$": (
+        "in GB/s",
+        {f"{unit}/s": Fraction(factor, 10**9) for unit, factor in _BYTES.items()}
+        | {f"{prefix}bit/s": Fraction(factor, 8 * 10**9) for prefix, factor in _SIZES.items()},
+    ),
+    r"bytes$": (
+        "in bytes",
+        _BYTES | {unit.lower(): factor for unit, factor in _BYTES.items()} | _BINARY | {"byte": 1, "bytes": 1},
+    ),
+    r"_ms$": ("in milliseconds", {unit: 1000 * factor for unit, factor in _SECONDS.items()}),
+    r"_s$": ("in seconds", _SECONDS),
+    r"_w$": ("in watts", {"W": 1, "watt": 1, "watts": 1, "kW": 1000}),
+    r"usd": (
+        "in US dollars",
+        dict.fromkeys(("$", "usd", "dollar", "dollars"), 1) | dict.fromkeys(("¢", "cent", "cents"), Fraction(1, 100)),
+    ),
+    r"(utilization|watermark|ratio|share|hit_rate|(cache|kv|confidence)_threshold|kv_spare|tolerance|correlation)$": (
+        "as a share, such as 0.9",
+        dict.fromkeys(("%", "percent", "pct"), Fraction(1, 100)),
+    ),
+    r"(^|[._])rate$": (
+        "in requests per second",
+        {f"{prefix}{unit}": _SIZES[prefix] * value for unit, value in _PER.items() for prefix in ("", "k", "K", "M")},
+    ),
+    r"tokens|_len$": ("in tokens", dict.fromkeys(("tok", "token", "tokens"), 1) | _BINARY),
+    r"(requests|seed)$": ("", _SIZES | _BINARY | {"m": 10**6, "request": 1, "requests": 1}),
+    r"": ("", _BINARY),
+}
+"""By the end of a field's name: its unit in words, and what a unit that stands for one quantity only is in it.
+
+Units of several readings are absent: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
+
+
+def _units_of(name: str) -> tuple[str, Mapping[str, int | Fraction]]:
+    """Unit of a field in words, and the factors of the units that it may be written in."""
+    return next(units for pattern, units in _UNITS.items() if re.search(pattern, name))
 
 
 def plain_number(text: str, name: str = "") -> str:
-    """The number that a text with a unit or a suffix means, as it is written; empty if it is none.
+    """The number that a text with a unit certainly means in the unit of the field ``name``; empty if there is none.
 
     Args:
         text: for example ``10k``, ``8rps``, ``1,000``, ``1s`` or ``90%``.
-        name: the field or option; times are in milliseconds if it ends with ``_ms``.
+        name: the field or option, whose end states its unit: ``_bytes``, ``_ms``, ``_s``, ``_gb_s`` and so on.
 
-    >>> plain_number("10k"), plain_number("8rps"), plain_number("1s", "p99_ttft_ms"), plain_number("90 %")
-    ('10000', '8', '1000', '0.9')
+    >>> plain_number("10k", "num_requests"), plain_number("480/min", "request_rate"), plain_number("1s", "p99_ttft_ms")
+    ('10000', '8', '1000')
+    >>> plain_number("4GiB", "swap_bytes"), plain_number("64g", "swap_bytes"), plain_number("8k", "window_tokens")
+    ('4294967296', '', '')
     """
-    known = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z/]*)", without_commas(text.strip().lower()))
-    if known is None:
+    known = re.fullmatch(r"(\$?) ?(\d+(?:\.\d+)?) ?(\D*)", without_commas(text.strip()))
+    if known is None or (known[1] and known[3]):
         return ""
-    value, unit = float(known[1]), known[2]
-    if unit in SECONDS and name.endswith(("_s", "_ms")):
-        value *= SECONDS[unit] / SECONDS[name.rpartition("_")[2]]
-    elif unit == "%":
-        value /= 100
-    elif unit not in SECONDS:
-        value *= 1e3 if unit.startswith("k") else 1e6 if unit == "m" else 1.0
-    return f"{value:.12g}"
+    unit, factors = re.sub(r" ?\bper\b ", "/", known[1] or known[3]).replace(" ", ""), _units_of(name)[1]
+    wide = unit.lower() if unit.isupper() or len(unit) > 3 else unit
+    factor = factors.get(unit, factors.get(wide)) if unit else 1
+    if factor is None:
+        return ""
+    value = Fraction(known[2]) * Fraction(factor)
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
 
 
 def without_commas(text: str) -> str:
@@ -108,9 +166,10 @@ def got(value: object, message: str) -> str:
 
 
 def without_unit(text: str, name: str = "", kind: str = "number") -> str:
-    """What is wrong with a text in place of a number, with the number to write where one can be read from it."""
+    """What is wrong with a text in place of a number, with the number to write where it is certain, else its unit."""
     meant = plain_number(text, name)
-    hint = f"; write {meant}" if meant not in ("", text) else ""
+    unit = _units_of(name)[0]
+    hint = f"; write {meant}" if meant not in ("", text) else f"; write a plain number {unit}" if unit else ""
     return f"must be a {kind} without a unit{hint} (got '{text}')"
 
 
@@ -265,10 +324,10 @@ def _same_numbers(word: str, other: str) -> bool:
 
     >>> [_same_numbers(*pair) for pair in (("h10-sxm", "h100-sxm"), ("a800", "h800"), ("gaudi2", "gaudi-3"))]
     [True, False, False]
-    >>> _same_numbers("qwen2.5-vl-7b", "qwen2.5-7b"), _same_numbers("glm-5.3", "glm-5")
-    (False, False)
+    >>> _same_numbers("qwen2.5-vl-7b", "qwen2.5-7b"), _same_numbers("glm-5.3", "glm-5"), _same_numbers("l-1b", "l-13b")
+    (False, False, False)
     """
-    pattern = r"([a-z]*)(\d+(?:\.\d+)?)"
+    pattern = r"([a-z]*)(\d+(?:\.\d+)?)(b\b)?"
     numbers, known = (re.findall(pattern, text.lower()) for text in (word, other))
     if not numbers:
         return True
@@ -276,10 +335,14 @@ def _same_numbers(word: str, other: str) -> bool:
     near = all(
         any(
             (front == letters or len(letters) > 2 or len(front) > 2)
-            and (sorted(number) == sorted(digits) or ("." not in number + digits and digits.startswith(number)))
-            for front, digits in known
+            and (
+                number == digits
+                or (not size and sorted(number) == sorted(digits))
+                or (not size and "." not in number + digits and digits.startswith(number))
+            )
+            for front, digits, _ in known
         )
-        for letters, number in numbers
+        for letters, number, size in numbers
     )
     return near and all(part in other.lower() for part in short)
 

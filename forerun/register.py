@@ -18,12 +18,13 @@ processes import plug-ins: with ``jobs`` other than 1, define yours in a module 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import getattr_static, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forerun.errors import ArgumentError, ForerunError
+from forerun.errors import ArgumentError, ForerunError, shown
 from simulator.running.drafting import BUILDERS, DraftRequest
 from simulator.serving.rules import (
     ADMISSION,
@@ -74,6 +75,8 @@ def _adding(
     """
     if not isinstance(name, str) or not name.strip():
         raise ForerunError(f"fr.register.{what}: a name is needed, as in @fr.register.{what}('mine')")
+    if name not in known and not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise ForerunError(f"fr.register.{what}: {shown(name)}: a name is lower-case words with dashes between them")
     if name in known and not replace:
         raise ForerunError(f"fr.register.{what}: the name {name!r} is in use; choose another, or state replace=True")
 

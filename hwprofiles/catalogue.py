@@ -164,12 +164,16 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
-    chips: dict[str, str | None] = packaged("hwprofiles", "published.yaml")["chips"]
-    name = next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
-    if name is not None:
+    if (name := _published_chip(word)) is not None:
         return None if name == "none" else name
     named = [chip for chip in known if re.search(r"\d", chip) and re.search(_chip_pattern(chip), word)]
     return max(named, key=len, default=None)
+
+
+def _published_chip(word: str) -> str | None:
+    """The table's chip of a device name: ``none`` for a device that no profile describes, None if it names no chip."""
+    chips: dict[str, str | None] = packaged("hwprofiles", "published.yaml")["chips"]
+    return next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
 
 
 @cache
@@ -190,9 +194,12 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     if name not in names:
         known = "forerun chips list" if noun == "chip" else ", ".join(names)
         meant = chip_name(name, names) if noun == "chip" else None
-        hint = did_you_mean(name, names)
+        absent = noun == "chip" and _published_chip(name.lower().replace("_", "-")) == "none"
+        hint = "" if absent else did_you_mean(name, names)
         if meant in names and " or '" not in hint:
             hint = f"; did you mean '{meant}'?"
+        if noun == "chip" and not hint:
+            hint = "; it is not in the catalogue; describe it in one YAML file: docs/how-to/own-chip"
         raise ProfileError(f"no {noun} '{name}'{hint} ({known}, or a path to a .yaml file)")
     place = f"{folder}/{name}.yaml"
     return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)

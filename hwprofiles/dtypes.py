@@ -68,8 +68,14 @@ def _dtype_hint(dtype: str) -> str:
     word = dtype.lower()
     if word == "auto":
         return "; leave it out for the checkpoint's own"
-    meant = FORMAT_NAMES.get(word)
+    meant = "' or '".join(formats_meant(word))
     return f"; did you mean '{meant}'?" if meant else did_you_mean(dtype, DTYPES)
+
+
+def formats_meant(text: str) -> list[str]:
+    """Formats that another tool's name may mean in a scenario."""
+    word, hints = text.lower(), packaged("hwprofiles", "published.yaml")["format_hints"]
+    return [*hints.get(word, [FORMAT_NAMES[word]] if word in FORMAT_NAMES else [])]
 
 
 def format_of(stored: str) -> str:

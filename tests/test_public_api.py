@@ -258,6 +258,9 @@ class HalfARouter:
     ("kind", "name", "plugin", "words"),
     [
         ("scheduler", "vllm-v1", UnifiedScheduler, r"'vllm-v1' is in use; choose another, or state replace=True"),
+        ("scheduler", " vllm-v1", UnifiedScheduler, "lower-case words with dashes"),
+        ("scheduler", "VLLM-V1", UnifiedScheduler, "lower-case words with dashes"),
+        ("reader", "a,b", NoRouter, "lower-case words with dashes"),
         ("router", "round-robin", NoRouter, "is in use"),
         ("admission", "queue", NoRouter, "is in use"),
         ("drafter", "ngram", NoRouter, "is in use"),
@@ -296,6 +299,12 @@ def scenario():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (
+            lambda: fr.Scenario("llama-3.1-8b"),
+            r"Scenario: takes fields by name, such as Scenario\(model='llama-3.1-8b'",
+        ),
+        (lambda: fr.Scenario(**tiny_data() | {"model": ""}), "model: must name a model"),
+        (lambda: fr.Scenario(**tiny_data() | {"hardware": {"chip": "."}}), "hardware.chip: no chip '.'"),
         (lambda: fr.Scenario(**tiny_data() | {"hardware": {"chip": "h100"}}), "hardware.chip: no chip 'h100'; did you"),
         (lambda: fr.Scenario(**tiny_data() | {"model": "llama-3.1-8"}), "model: no model 'llama-3.1-8'; did you mean"),
         (lambda: fr.Scenario(**tiny_data() | {"engine": {"framework": "vlm"}}), "engine.framework: no framework 'vlm'"),

@@ -171,7 +171,7 @@ def usage_line(error: Exception) -> str:
     message = " ".join(error.format_message().split()) if hasattr(error, "format_message") else str(error)
     message = re.sub(
         r"Invalid value for '(.+)': Input should be a valid (number|integer), unable.*",
-        lambda match: f"{match[1]}: {without_unit(_typed(error), kind=KINDS[match[2]])}",
+        lambda match: f"{match[1]}: {without_unit(_typed(error), match[1].replace('-', '_'), KINDS[match[2]])}",
         message,
     )
     message = re.sub(r"Invalid value for '(--[^']+)': Input should be ", r"\1: must be ", message)

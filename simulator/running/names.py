@@ -42,7 +42,8 @@ def check_names(scenario: Scenario, files: bool = True) -> None:
 def _is_file(field: str, name: str) -> bool:
     """True if a name is that of a file, present or not."""
     try:
-        suffix, there = Path(name).suffix.lower(), Path(name).exists()
+        suffix = Path(name).suffix.lower()
+        there = Path(name).is_file() or (field.endswith("model") and name != "" and Path(name).is_dir())
     except (OSError, ValueError):  # a name that no file can have
         return False
     return there or suffix in SUFFIXES or (field == "workload.trace" and suffix != "")

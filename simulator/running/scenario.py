@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, without_unit
+from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, shown, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
+from hwprofiles.dtypes import formats_meant
 from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
 from simulator.running.names import check_names
 from simulator.running.refusals import check_sections
@@ -92,7 +93,7 @@ class Scenario(Section):
 
     def __init__(
         self,
-        *,
+        *unnamed: object,
         chip: str | None = None,
         tensor_parallel: int | None = None,
         replicas: int | None = None,
@@ -106,6 +107,8 @@ class Scenario(Section):
         max_concurrency: int | None = None,
         **fields: Any,
     ) -> None:
+        if unnamed:
+            raise ForerunError(f"Scenario: takes fields by name, such as Scenario(model={shown(unnamed[0])}, ...)")
         if request_rate is not None and max_concurrency is not None:
             raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
         arrivals: dict[str, Any] | None = None
@@ -342,7 +345,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     problems = error.errors(include_url=False)
     unknown = [p for p in problems if p["type"] == "extra_forbidden"]
     if unknown:
-        return _unknown_field(model, unknown[0]["loc"])
+        return _unknown_field(model, unknown[0]["loc"], unknown[0]["input"])
     fitting = [p for p in problems if not _wrong_branch(p["type"], p["input"])] or problems
     problem = max(fitting, key=lambda p: len(_fields(p["loc"])))
     kind, value, path = problem["type"], problem["input"], ".".join(_fields(problem["loc"]))
@@ -358,13 +361,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{got(value, message)}"
 
 
-def _unknown_field(model: type[BaseModel], location: Sequence[int | str]) -> str:
+def _unknown_field(model: type[BaseModel], location: Sequence[int | str], value: object) -> str:
     place, name = _fields(location[:-1]), str(location[-1])
     known = _known_fields(model, place)
     plain = name.lower().replace("-", "_")
     if place == ["speculation", "tree"]:
         plain = {"steps": "speculative_num_steps", "topk": "speculative_eagle_topk"}.get(plain, plain)
-    if meant := packaged("simulator.running", "other_names.yaml").get(plain):
+    others = packaged("simulator.running", "other_names.yaml")
+    if meant := others.get(".".join([*place, plain]), others.get(plain)):
+        if meant == "weights_dtype" and isinstance(value, str) and (formats := formats_meant(value)):
+            meant = f"{meant}: {' or '.join(formats)}"
         return f"{'.'.join([*place, name])}: unknown field; it is {meant} here (fields here: {', '.join(known)})"
     hint = did_you_mean(plain, known)
     nested = [path for path in _paths_of(model) if "." in path]

@@ -23,7 +23,11 @@ NOT_MODELLED = (
 )
 """Fields that change what an engine does, or what it answers, in ways that are not simulated."""
 
+CHAT_ONLY = ("messages", "tools", "tool_choice")
+"""Fields of a chat that a completion does not have."""
+
 PositiveInt = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BadRequestError(Exception):
@@ -123,6 +127,11 @@ class _Generation(_Body):
     max_completion_tokens: PositiveInt | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
+    modalities: list[Literal["text"]] = ["text"]
+    temperature: Annotated[Finite, Field(ge=0)] = 1.0
+    top_p: Finite = 1.0
+    presence_penalty: Finite = 0.0
+    frequency_penalty: Finite = 0.0
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
 
     @property
@@ -229,6 +238,9 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
     for name in NOT_MODELLED:
         if data.get(name):
             raise BadRequestError(f"{name}: not modelled here; leave it out", param=name)
+    for name in () if kind.chat else CHAT_ONLY:
+        if data.get(name) is not None:
+            raise BadRequestError(f"{name}: not a field of completions; ask /v1/chat/completions", param=name)
     if body.stream_options is not None and not body.stream:
         raise BadRequestError("stream_options: only where stream is true", param="stream_options")
     return body

@@ -34,7 +34,7 @@ from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, Complet
 from simulator.serve.counters import Counters
 from simulator.serve.live import SLOTS, Delivery, LiveFleet, rehearse
 from simulator.serve.pace import Pace
-from simulator.serve.schema import json_tokens
+from simulator.serve.schema import json_tokens, takes_words
 from simulator.serve.tokens import Token, block_hashes, filler, filler_tokens
 from simulator.workload import generate_requests
 
@@ -303,10 +303,16 @@ class Server:
         """The answers that a body requests; touches nothing that the event loop changes."""
         reply = body.reply
         schema, least = (None, 0) if reply is None else (reply.schema, least_tokens(reply))
+        fixed = reply is not None and not takes_words(reply.schema)
         prompts = (tokens for tokens in body.prompts(self._longest + 1) for _ in range(body.n))
         return [
             PendingAnswer(
-                index, tokens, next(self._number), *self._length(body, len(tokens), least), body.most_tokens, schema
+                index,
+                tokens,
+                next(self._number),
+                *self._length(body, len(tokens), least, fixed),
+                body.most_tokens,
+                schema,
             )
             for index, tokens in enumerate(prompts)
         ]
@@ -369,8 +375,8 @@ class Server:
             exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
             exchange.finish()
 
-    def _length(self, body: Body, prompt_tokens: int, least: int) -> tuple[int, bool]:
-        """Tokens of an answer that needs at least ``least``, and True if it has to end before it is complete."""
+    def _length(self, body: Body, prompt_tokens: int, least: int, fixed: bool) -> tuple[int, bool]:
+        """Tokens of an answer of ``least`` (if ``fixed``) or more, and True if it ends before it is complete."""
         remaining = self._longest - prompt_tokens
         max_tokens = body.most_tokens
         most = remaining if max_tokens is None else max_tokens
@@ -382,7 +388,9 @@ class Server:
                 param="messages" if body.chat else "prompt",
                 code="context_length_exceeded",
             )
-        length = most if body.ignore_eos else min(most, max(body.min_tokens, next(self._lengths), least))
+        length = (
+            most if body.ignore_eos else min(most, max(body.min_tokens, 0 if fixed else next(self._lengths), least))
+        )
         reason = self._build.fleet.refusal(prompt_tokens, length)
         if reason is not None:
             raise BadRequestError(f"this request can never be served here: {reason}", code="context_length_exceeded")

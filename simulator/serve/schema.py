@@ -66,6 +66,11 @@ def json_tokens(schema: Any, number: int = 0, least: int = 0) -> list[str]:
     return tokens + ["\n"] * (least - len(tokens))
 
 
+def takes_words(schema: Any) -> bool:
+    """True if JSON of a schema has a free string, so that it can be longer than its shortest form."""
+    return len(_tokens(schema, filler(0, 0, 8))) > len(_tokens(schema, ""))
+
+
 def _tokens(schema: Any, text: str) -> list[str]:
     try:
         return tokens_of(json.dumps(_Maker(schema, text).value(schema, (), 0), allow_nan=False))

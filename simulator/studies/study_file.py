@@ -151,7 +151,9 @@ def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = 
     values = {
         path: each
         if isinstance(each, Range)
-        else checked_values(list(each) if isinstance(each, Iterable) else each, f"vary {path}")
+        else checked_values(
+            [each] if isinstance(each, str) else list(each) if isinstance(each, Iterable) else each, f"vary {path}"
+        )
         for path, each in (vary or {}).items()
     }
     return replace(study, vary={**study.vary, **values})
@@ -364,7 +366,7 @@ def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
     for part in (part.strip() for value in values for part in str(value).split(",")):
         ends = [end.strip() for end in part.split("..", 1)]
         if not all(re.fullmatch("[0-9]{1,7}", end) and 1 <= int(end) <= MOST_ON_AXIS for end in ends):
-            meant = plain_number(part)
+            meant = plain_number(part, axis)
             example = f"; write {meant}" if meant not in ("", part) else ", such as 1,8,64 or 1..256"
             raise ArgumentError(axis, f"{part}: must be whole numbers from 1 to {MOST_ON_AXIS:,}{example}")
         first, last = int(ends[0]), int(ends[-1])

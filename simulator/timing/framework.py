@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal
@@ -344,9 +345,10 @@ def load_framework(name: str) -> Framework:
     """
     known = packaged("simulator.timing", "frameworks.yaml")
     if name not in known:
-        raise ForerunError(
-            f"engine.framework: no framework '{name}'{did_you_mean(name, known)} (one of {', '.join(known)})"
-        )
+        base, _, release = name.partition("-")
+        versioned = base in known and re.fullmatch(r"v?\d+(\.\d+)+", release)
+        hint = f"; write framework: {base} and release: {release}" if versioned else did_you_mean(name, known)
+        raise ForerunError(f"engine.framework: no framework '{name}'{hint} (one of {', '.join(known)})")
     return Framework(name=name, **known[name])
 
 

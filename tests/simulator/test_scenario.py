@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from refused import refused
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, plain_number
 from hwprofiles import load_chip
 from simulator.running.build import build_run
 from simulator.running.metrics import scenario_document
@@ -161,3 +161,27 @@ def test_a_file_without_end_is_not_read_for_ever():
     for load in (load_scenario, load_chip):
         with pytest.raises(ForerunError, match="/dev/zero: larger than 4 MiB"):
             load(Path("/dev/zero"))
+
+
+KINDS = {
+    "swap_space_bytes": {"B": 1, "kB": 1e3, "MB": 1e6, "gb": 1e9, "GB": 1e9, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
+    "p99_ttft_ms": {"s": 1e3, "ms": 1, "us": 1e-3, "min": 6e4, "h": 3.6e6},
+    "think_time_s": {"s": 1, "ms": 1e-3, "us": 1e-6, "min": 60, "h": 3600},
+    "bandwidth_gb_s": {"GB/s": 1, "TB/s": 1e3, "MB/s": 1e-3, "GiB/s": 2**30 / 1e9, "Gbit/s": 0.125},
+    "power_limit_w": {"W": 1, "kW": 1e3},
+    "request_rate": {"/s": 1, "rps": 1, "req/s": 1, " per second": 1, "/min": 1 / 60, "k/h": 1 / 3.6, "k": 1e3},
+    "gpu_memory_utilization": {"%": 0.01, "percent": 0.01},
+    "prices.usd_per_chip_hour": {" cents": 0.01, "$": 1, " USD": 1},
+    "max_num_batched_tokens": {" tokens": 1},
+    "num_requests": {"k": 1e3, "m": 1e6},
+}
+SEVERAL_READINGS = ("g", "Gb", "Gbps", "x", "/x")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_hinted_number_equals_the_quantity_or_is_not_given(name):
+    """Units of another kind of field, and those of several readings, give no number."""
+    for unit in sorted({*SEVERAL_READINGS, *(unit for units in KINDS.values() for unit in units)}):
+        hint, factor = plain_number(f"2.5{unit}", name), KINDS[name].get(unit)
+        assert (float(hint) if hint else None) == (factor and pytest.approx(2.5 * factor)), unit
+    assert plain_number("8Ki", name) in ("", "8192")

@@ -102,7 +102,7 @@ REFUSED = [
     ("replay tune.yaml", "No such command 'tune.yaml'; write forerun replay kernels or requests or steps"),
     ("plan tune.yaml --rate 10k", "write 10000 (got '10k')"),
     ("run tune.yaml --seed 1k", "--seed: must be a whole number without a unit; write 1000 (got '1k')"),
-    ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304; write 1000"),
+    ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304, such as"),
     ("plan tune.yaml --rate 4 --slo p99_ttft_ms=1s", "must be a positive number without a unit; write 1000 (got '1s')"),
     ("tune tune.yaml --set speculation.method=eagel3", "no method 'eagel3'; did you mean 'eagle3'"),
     ("draft-pool tune.yaml --verifiers 0", "--verifiers: 0: must be whole numbers from 1"),

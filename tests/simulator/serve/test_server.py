@@ -156,6 +156,11 @@ def test_usage_with_every_chunk():
         ({"prompt": "a", "max_tokens": 10**9}, 400, "prompt"),
         ({"prompt": "a", "n": 0}, 400, "n"),
         ({"prompt": "a", "logprobs": 3}, 400, "logprobs"),
+        ({"prompt": "a", "tool_choice": "none"}, 400, "tool_choice"),
+        (CHAT | {"modalities": ["text", "audio"]}, 400, "modalities"),
+        (CHAT | {"temperature": "hot"}, 400, "temperature"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
+        ({"prompt": "a", "top_p": []}, 400, "top_p"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"prompt": "a", "model": "gpt-9"}, 404, "model"),
         ({"prompt": ["a"] * 66_000, "max_tokens": 1}, 400, "prompt"),
@@ -325,6 +330,14 @@ def test_the_openai_client_gets_models_answers_and_streams():
             await custom.completions.create(model="other", prompt="a")
 
     ask(talk)
+
+
+def test_a_call_of_a_function_without_parameters_is_not_padded():
+    tool = {"type": "function", "function": {"name": "now"}}
+    answer = posted(CHAT | {"tools": [tool], "tool_choice": "required"}, "/v1/chat/completions").json()
+    (choice,) = answer["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_the_openai_client_gets_tool_calls_and_json():
