@@ -39,7 +39,7 @@ from simulator.workload import RequestStream
 from simulator.workload.workload_config import WorkloadConfig
 
 
-class Scenario(Protocol):
+class ScenarioFields(Protocol):
     """What the checks read of a ``simulator.running.scenario.Scenario``, whose module imports this one."""
 
     @property
@@ -71,7 +71,7 @@ class Scenario(Protocol):
     def pool_section(self, pool: str, section: str) -> Any: ...
 
 
-def check_sections(scenario: Scenario) -> None:
+def check_sections(scenario: ScenarioFields) -> None:
     """Check what the sections of a scenario say of each other, pools with their overrides first."""
     _check_pools(scenario)
     _check_autoscaler(scenario)
@@ -79,7 +79,7 @@ def check_sections(scenario: Scenario) -> None:
         check_groups(scenario.attention_speculation, scenario.hardware)
 
 
-def _check_pools(scenario: Scenario) -> None:
+def _check_pools(scenario: ScenarioFields) -> None:
     pools = scenario.pools or {}
     if scenario.pools is not None and not pools:
         raise ValueError("pools: must not be empty")
@@ -127,7 +127,7 @@ def _check_draft_kv(draft_kv: str, speculation: SpeculationConfig | None) -> Non
         raise ValueError(f"kv_transfer.draft_kv: {draft_kv} goes with policy fixed, or one with {goes}")
 
 
-def _check_autoscaler(scenario: Scenario) -> None:
+def _check_autoscaler(scenario: ScenarioFields) -> None:
     scaler, hardware = scenario.autoscaler, scenario.hardware
     if scaler is None:
         return
@@ -143,14 +143,14 @@ def _check_autoscaler(scenario: Scenario) -> None:
         )
 
 
-def refuse_failures_and_pools(scenario: Scenario) -> None:
+def refuse_failures_and_pools(scenario: ScenarioFields) -> None:
     """Refuse what a study of equal replicas that never fail leaves out."""
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
 
 
-def refuse_unmodelled(scenario: Scenario, parts: Mapping[str, Scenario], own_policy: bool = False) -> None:
+def refuse_unmodelled(scenario: ScenarioFields, parts: Mapping[str, ScenarioFields], own_policy: bool = False) -> None:
     """Refuse what no run can do, pool by pool, then for the fleet; ``own_policy``: a custom one decides on drafts."""
     failures, pools = scenario.faults, scenario.pools
     for name, part in parts.items():
@@ -197,7 +197,7 @@ def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None
         )
 
 
-def _refuse_experts(scenario: Scenario) -> None:
+def _refuse_experts(scenario: ScenarioFields) -> None:
     hardware, architecture = scenario.hardware, load_architecture(scenario.model)
     experts = any(isinstance(group.layer.feed_forward, MoeMlp) for group in architecture.layer_groups)
     if not experts and hardware.expert_parallel > 1:
@@ -220,7 +220,7 @@ def _refuse_experts(scenario: Scenario) -> None:
             )
 
 
-def _refuse_framework(scenario: Scenario) -> None:
+def _refuse_framework(scenario: ScenarioFields) -> None:
     hardware, framework = scenario.hardware, scenario.engine.framework
     local = framework in LOCAL_FRAMEWORKS
     field = next((name for name in ("layers_on", "tensor_chips") if getattr(hardware, name)), None)
@@ -283,12 +283,12 @@ def _refuse_framework(scenario: Scenario) -> None:
         )
 
 
-def chained_cards(scenario: Scenario) -> int:
+def chained_cards(scenario: ScenarioFields) -> int:
     """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
     return int(scenario.hardware.pipeline_parallel) if scenario.engine.framework in LOCAL_FRAMEWORKS else 1
 
 
-def _refuse_layout(scenario: Scenario) -> None:
+def _refuse_layout(scenario: ScenarioFields) -> None:
     hardware, engine = scenario.hardware, scenario.engine
     if hardware.pipeline_parallel > chained_cards(scenario) and not engine.rules.pipelines:
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.pipelines)
@@ -313,7 +313,7 @@ def _refuse_layout(scenario: Scenario) -> None:
         raise ForerunError("hardware.pipeline_link: there is one stage; set pipeline_parallel, or leave the link out")
 
 
-def _refuse_budget(scenario: Scenario) -> None:
+def _refuse_budget(scenario: ScenarioFields) -> None:
     speculation, budget = scenario.speculation, scenario.engine.max_num_batched_tokens
     drafted = 0 if speculation is None or speculation.method == "none" else proposal(speculation).nodes
     needed = drafted + 1 + input_slots(speculation, scenario.engine.framework)
@@ -324,7 +324,7 @@ def _refuse_budget(scenario: Scenario) -> None:
         )
 
 
-def _refuse_confidence(scenario: Scenario) -> None:
+def _refuse_confidence(scenario: ScenarioFields) -> None:
     speculation, hardware = scenario.speculation, scenario.hardware
     if speculation is None or (named(speculation.policy).name != CONFIDENCE_BUDGET and speculation.method != GRAMMAR):
         return
@@ -340,7 +340,7 @@ def _refuse_confidence(scenario: Scenario) -> None:
         raise ForerunError(f"speculation.{field} is not modelled with {where}")
 
 
-def _refuse_policy(scenario: Scenario, own_policy: bool) -> None:
+def _refuse_policy(scenario: ScenarioFields, own_policy: bool) -> None:
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or scenario.hardware.pipeline_parallel == 1:
         return
@@ -348,7 +348,7 @@ def _refuse_policy(scenario: Scenario, own_policy: bool) -> None:
         raise ForerunError("speculation.policy: with pipeline_parallel above 1 only 'fixed' is modelled")
 
 
-def _refuse_chip(scenario: Scenario) -> None:
+def _refuse_chip(scenario: ScenarioFields) -> None:
     """Refuse what the chip, its arithmetic or its links cannot do."""
     hardware, engine = scenario.hardware, scenario.engine
     chip = load_chip(hardware.chip)
@@ -373,7 +373,7 @@ def _refuse_chip(scenario: Scenario) -> None:
         )
 
 
-def _refuse_host_memory(scenario: Scenario) -> None:
+def _refuse_host_memory(scenario: ScenarioFields) -> None:
     engine, staged = scenario.engine, scenario.hardware.pipeline_parallel > 1
     if engine.preemption != "recompute":
         if not engine.rules.swaps:
