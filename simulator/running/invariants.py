@@ -396,7 +396,8 @@ def sum_of_parts(part: PoolSteps) -> Iterator[str]:
     """A step takes as long as its parts: the seconds of its kernels by what bounds them, of copies and of the host."""
     rows = part.steps
     summed_s = rows.compute_s + rows.memory_s + rows.interconnect_s + rows.latency_s + rows.host_s
-    for row in _first(~(np.abs(rows.seconds - summed_s) <= PARTS_TOLERANCE * rows.seconds + rows.steps / TICKS_PER_S)):
+    tick_s = np.maximum(1 / TICKS_PER_S, np.spacing(rows.start_s + rows.seconds))
+    for row in _first(~(np.abs(rows.seconds - summed_s) <= PARTS_TOLERANCE * rows.seconds + rows.steps * tick_s)):
         yield f"{part.name(row)} takes {rows.seconds[row]:.9g} s, its parts {summed_s[row]:.9g} s"
 
 

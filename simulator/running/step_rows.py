@@ -74,6 +74,8 @@ class StepTotals:
 
     def add(self, steps: StepRecords) -> None:
         """Count further steps."""
+        if not len(steps):
+            return
         replica, seconds = steps.replica, steps.seconds
         bound_s, arithmetic_s = steps.compute_s + steps.memory_s, steps.flops / self.peak_flops_per_s[replica]
         summed = {name: getattr(steps, name) for name in STEP_SUMS} | {

@@ -97,7 +97,7 @@ def test_collective_uses_the_chips_link():
             },
             "not a multiple of expert_parallel=3",
         ),
-        ("all_reduce", {"message_bytes": 1e6, "world_size": 8, "link": "nvlink44"}, "no link 'nvlink44'; did you mean"),
+        ("all_reduce", {"message_bytes": 1e6, "world_size": 8, "link": "nvlnk4"}, "no link 'nvlnk4'; did you mean"),
         ("all_reduce", {"message_bytes": 1e6, "world_size": 0}, "world_size=0"),
     ],
 )

@@ -8,7 +8,8 @@ from refused import refused
 from scenario_parts import burst, drafts, on_h100
 from test_drafting import scenario
 
-from hwprofiles import ProfileError, load_link
+from forerun.errors import ForerunError
+from hwprofiles import load_link
 from simulator.running.build import build_replica
 from simulator.running.run import simulate
 from simulator.speculation import expected_tokens
@@ -108,7 +109,7 @@ def test_a_slower_chip_drafts_slower_and_its_work_is_not_the_targets():
 
 def test_unknown_chips_and_links_are_named():
     for field, value in (("chip", "h10-sxm"), ("link", "pcie55")):
-        with pytest.raises(ProfileError, match=f"speculation.draft: .*{value}"):
+        with pytest.raises(ForerunError, match=f"speculation.draft.{field}: .*{value}"):
             simulate(scenario("draft-model", draft=SEPARATE | {field: value}))
 
 

@@ -12,8 +12,7 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, limits, streams
 
-from forerun.errors import ForerunError
-from simulator.serving import EngineLimits, Faults, FaultsConfig, Fleet, HostSpace, Pool, RouterConfig
+from simulator.serving import EngineLimits, Fleet, Pool, RouterConfig
 from simulator.speculation import AcceptanceSampler
 from simulator.timing import StepWork
 from simulator.workload import RequestStream
@@ -162,12 +161,3 @@ def test_staged_and_plain_pools_stand_side_by_side():
     log = Fleet(pools, "least-outstanding").run(prompts(4, 100))
     assert_allclose(np.asarray(log.first_token_s)[np.asarray(log.replica) == 0], [1.0, 1.5], rtol=1e-9)
     assert_allclose(np.asarray(log.first_token_s)[np.asarray(log.replica) == 1], [1.0, 2.0], rtol=1e-9)
-
-
-def test_staged_replicas_refuse_what_only_whole_steps_can_do():
-    pool = Pool(1, "vllm-v1", "fast", ROOM, Stages(step_s=1.0, shares=(0.5, 0.5)))
-    faults = Faults(FaultsConfig(mtbf_s=1.0, mttr_s=1.0), 0)
-    with pytest.raises(ForerunError, match=r"^faults: replicas with pipeline stages"):
-        Fleet((pool,), faults=faults).run(prompts(1, 100))
-    with pytest.raises(ForerunError, match=r"^pool all: replicas with pipeline stages"):
-        Fleet((dataclasses.replace(pool, swap=HostSpace(1, 1.0, 1.0)),)).run(prompts(1, 100))

@@ -1,16 +1,9 @@
 """Prefix cache: hits counted independently, blocks conserved, oldest out first."""
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_pool import one_pool
-from stub_timers import LinearTimer
 
-from forerun.errors import ForerunError
-from simulator.serving import EngineLimits
 from simulator.serving.engine import HolderIndex, HostCache, PrefixCache
-from simulator.workload import RequestStream
 from traces import PrefixHashes
 
 
@@ -53,13 +46,6 @@ def test_blocks_never_go_negative_and_end_idle(lists, capacity):
     for request, mine in held:
         cache.release(request, mine)
     assert cache.shared_blocks == 0
-
-
-def test_block_size_must_divide_the_hashes():
-    stream = RequestStream(np.zeros(1), np.array([64]), np.array([2]), None, PrefixHashes.from_lists([[1]], 64))
-    limits = EngineLimits(1, 8192, 48, 1000, 0, None, True)
-    with pytest.raises(ForerunError, match="choose a divisor of it"):
-        one_pool(1, "round-robin", "vllm-v1", "fast", limits, LinearTimer(), prefix_caching=True).run(stream)
 
 
 class RadixTree:

@@ -50,7 +50,7 @@ def test_every_load_at_which_a_variant_starts_or_stops_to_pay_is_named():
     sides = [(8.0, 7.0, 9.0, "below"), (16.0, None, None, "above")]
     places = [dict(zip(("variant", "value", "low", "high", "better"), ("b", *side), strict=True)) for side in sides]
     points = [{"value": value, "ratio": ratio} for value, ratio in ((4.0, 1.4), (12.0, 0.95), (32.0, 1.2))]
-    document = {"metric": METRIC, "baseline": "a", "sensitivity": [], "scenario": tiny_data()}
+    document = {"metric": METRIC, "baseline": "a", "sensitivity": [], "scenario": tiny_data(), "served_load": None}
     document["variants"] = [
         {"name": "a", "speedup": {}},
         {"name": "b", "speedup": speedup(1.5, 1.4, 1.6), "ideal": False},
