@@ -166,7 +166,7 @@ def got(value: object, message: str) -> str:
 
 
 def without_unit(text: str, name: str = "", kind: str = "number") -> str:
-    """What is wrong with a text in place of a number, with the number to write where it is certain, else its unit."""
+    """Error text for a text in place of a number: the number to write where it is certain, else the unit."""
     meant = plain_number(text, name)
     unit = _units_of(name)[0]
     hint = f"; write {meant}" if meant not in ("", text) else f"; write a plain number {unit}" if unit else ""

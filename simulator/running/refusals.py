@@ -40,7 +40,7 @@ from simulator.workload.workload_config import WorkloadConfig
 
 
 class ScenarioFields(Protocol):
-    """What the checks read of a ``simulator.running.scenario.Scenario``, whose module imports this one."""
+    """Fields of ``simulator.running.scenario.Scenario`` that the checks read; its module imports this one."""
 
     @property
     def model(self) -> str | dict[str, Any]: ...

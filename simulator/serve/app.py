@@ -654,7 +654,7 @@ def _protocol() -> Any:
         timer: asyncio.TimerHandle | None = None
         half_closed = False
         refusal: BadRequestError | None = None
-        """What is too large about the request, once it is."""
+        """Part of the request that is too large; None while none is."""
         header_bytes = body_bytes = framing_bytes = 0
         """Bytes of the request's headers, of its body, and of what is neither body nor in its first packet."""
 

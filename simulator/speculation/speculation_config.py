@@ -521,7 +521,7 @@ class SpeculationConfig(Section):
         return self.method != "draft-model" or (self.draft is not None and self.draft.model is not None)
 
     def _also_missing(self) -> str:
-        """What else an incomplete drafter needs, so that one refusal names all of it."""
+        """Fields that an incomplete drafter lacks, all named in one refusal."""
         acceptance = [] if self.acceptance is not None else ["acceptance, such as {conditional: [0.75, 0.7, 0.65]}"]
         return "".join(f"; and {one}" for one in [*acceptance, *([] if self._has_drafter else [DRAFTER])])
 

@@ -374,7 +374,7 @@ def _interval(span: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _operation(span: Mapping[str, Any]) -> str:
-    """What a span does by OpenTelemetry's conventions: its attribute, or the first word of its name."""
+    """Operation of a span by OpenTelemetry's conventions: its attribute, or the first word of its name."""
     values = [one.get("value") for one in _objects(span, "attributes") if one.get("key") == "gen_ai.operation.name"]
     stated = values[0].get("stringValue") if values and isinstance(values[0], Mapping) else None
     return str(stated or span.get("name", "")).partition(" ")[0]

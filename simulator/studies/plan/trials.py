@@ -282,7 +282,7 @@ class Held(NamedTuple):
     """How sure a candidate is, with the error of the model itself counted."""
 
     probability: float
-    """Of meeting the objective."""
+    """Probability of meeting the objective."""
     intervals: Mapping[str, list[float]]
     """90 % intervals of the limited figures, as a run has them."""
 

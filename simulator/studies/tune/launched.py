@@ -48,7 +48,7 @@ class TunedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What flags gain by batch, and the load up to which they pay."""
+    """Gain of flags by batch, and the load up to which they pay."""
 
     pays: str
     """``below`` or ``above`` a load, ``always`` or ``never``."""
