@@ -119,7 +119,9 @@ def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:
 
 def _run(row: Row, name: str, framework: str, **facts: Any) -> MeasuredRun:
     chips = int(row["tp"])
-    return MeasuredRun(name, name, row["model"], row["gpu"], framework, tensor_parallel=chips, **facts)
+    return MeasuredRun(
+        name, name, model=row["model"], chip=row["gpu"], framework=framework, tensor_parallel=chips, **facts
+    )
 
 
 def _rows(path: Path) -> list[Row]:

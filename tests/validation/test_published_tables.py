@@ -285,7 +285,7 @@ def test_a_folder_gives_the_runs_of_the_files_that_are_known(tmp_path):
     [
         ("runs.csv", "row_id,tp\n1,2\n", "unified", "column '.*' is missing; not a table in the format 'unified'"),
         ("runs.json", "[1]", "vllm-bench", "no JSON object in the format 'vllm-bench'"),
-        ("runs.jsonl", '{"mean_ttft_ms": 1}\n[2]\n', "vllm-bench", r"runs\.jsonl:2: no JSON object"),
+        ("runs.jsonl", '{"mean_ttft_ms": 1}\n[2]\n', "vllm-bench", r"runs\.jsonl:2: \[0\]: no JSON object"),
         ("runs.json", '{"benchmarks": [{"metrics": 3}]}', "auto", r"benchmarks\[0\]: an object with metrics expected"),
         ("runs.csv", ",".join(sorted(SIGNATURE)) + "\n", "auto", "no run in it"),
     ],

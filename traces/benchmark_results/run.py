@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from forerun.arrays import IntArray
 from traces.errors import TraceError
@@ -51,6 +51,7 @@ class MeasuredRun:
 
     name: str
     place: str
+    _: KW_ONLY
     model: str | None = None
     tokenizer: str | None = None
     """Second name of the model, for servers that call it otherwise."""
