@@ -6,6 +6,8 @@ MUTANTS ?= 400
 SEED ?= 1
 COUNT ?= 1000
 ROUNDS ?= 10
+# The studies of research/ are a distribution of their own; without the folder, all else works.
+RESEARCH := $(if $(wildcard research/pyproject.toml),--editable research)
 
 .PHONY: demo test test-load coverage lint types docs package mutants search clean
 
@@ -32,6 +34,7 @@ lint: .venv/ready-dev
 
 types: .venv/ready-dev
 	$(BIN)/mypy
+	$(if $(RESEARCH),$(BIN)/mypy --package forerun_research)
 
 # Draws the pictures anew where there is a Chromium.
 docs: .venv/ready-docs
@@ -41,6 +44,7 @@ docs: .venv/ready-docs
 package: .venv/ready-docs
 	rm -rf dist
 	$(BIN)/python -m build
+	$(if $(RESEARCH),$(BIN)/python -m build --outdir dist research)
 	$(BIN)/python tests/package/smoke.py dist --dashboard
 
 mutants: .venv/ready-dev
@@ -53,10 +57,10 @@ search: .venv/ready-dev
 # The engine is compiled anew when its source changes; without a C compiler it is interpreted.
 ENGINE := setup.py $(wildcard simulator/serving/engine/*.py simulator/serving/engine/schedulers/*.py)
 
-.venv/ready: pyproject.toml $(ENGINE)
+.venv/ready: pyproject.toml $(wildcard research/pyproject.toml) $(ENGINE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . $(RESEARCH)
 	touch $@
 
 .venv/ready-dev: .venv/ready

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import plotly.graph_objects as go
 
+    from forerun.result import StudyResult
     from simulator.replay.result import Replay
     from simulator.running.run import RunResult
     from simulator.studies.compare.comparison import CompareResult
-    from simulator.studies.draft_pool.pool import DraftPoolResult
     from simulator.studies.plan.document import PlanResult
-    from simulator.studies.race.race import RaceResult
-    from simulator.studies.rollouts.rollouts import RolloutsResult
     from simulator.studies.sweep.study import SweepResult
     from simulator.studies.tune.document import TunedResult
 
@@ -87,24 +87,9 @@ def points(sweep: SweepResult) -> go.Figure:
     return sweep.figure("points")
 
 
-def regret(race: RaceResult) -> go.Figure:
-    """Regret of each controller over the patterns of load."""
-    return race.figure("regret")
-
-
-def in_progress(rollouts: RolloutsResult) -> go.Figure:
-    """Responses in progress over the time of a training step, for each way to draft."""
-    return rollouts.figure("in_progress")
-
-
 def adaptive(comparison: CompareResult) -> go.Figure:
     """Adaptive verification against the best fixed K over the load, of a comparison that varied both."""
     return comparison.figure("adaptive")
-
-
-def gain(pool: DraftPoolResult) -> go.Figure:
-    """Gain of a shared pool of drafters by verifiers per drafter."""
-    return pool.figure("gain")
 
 
 def parity(replay: Replay, metric: str = "") -> go.Figure:
@@ -124,3 +109,14 @@ def parity(replay: Replay, metric: str = "") -> go.Figure:
 def errors(replay: Replay) -> go.Figure:
     """Relative error of each kernel of a replay over its measured time."""
     return replay.figure("errors")
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[[StudyResult], go.Figure]:
+        """The figure ``name`` of results that installed distributions add."""
+        from dashboards.result_figures import added_figures
+
+        if name.startswith("_") or name not in added_figures():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return lambda result: result.figure(name)

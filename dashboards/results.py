@@ -91,4 +91,4 @@ def _figures(result: Result) -> dict[str, tuple[ResultFigure, Any]]:
     if isinstance(result, Replay):
         kind = kind_of(result.document) if result.kind == "replay" else None
         return figure_data(kind, result if kind == KERNELS else result.document) if kind else {}
-    return figure_data(result.kind, result.document) if isinstance(result, StudyResult) else {}
+    return figure_data(result.kind, result.document, result.drawn_in) if isinstance(result, StudyResult) else {}

@@ -22,7 +22,7 @@ ALTERNATIVES = 5
 def study_html(result: StudyResult) -> str:
     """The report as one self-contained page."""
     document = result.document
-    drawn = {f"figure-{name}": figure for name, figure in drawn_figures(result.kind, document).items()}
+    drawn = {f"figure-{name}": figure for name, figure in drawn_figures(result.kind, document, result.drawn_in).items()}
     sections = [
         page.header(
             result.title,
@@ -138,7 +138,8 @@ def study_markdown(result: StudyResult) -> str:
     """The report as Markdown, its figures drawn in text."""
     document = result.document
     parts = [f"# {markdown_text(result.title)}", f"**{markdown_text(result.conclusion)}**"]
-    parts += [f"```text\n{one.text(data)}\n```" for one, data in figure_data(result.kind, document).values()]
+    figures = figure_data(result.kind, document, result.drawn_in).values()
+    parts += [f"```text\n{figure.text(data)}\n```" for figure, data in figures]
     for table in _tables(result):
         body = table.markdown()
         if table.name in COMMANDS:

@@ -149,6 +149,8 @@ LOAD_WORDS = {
 """Titles of an axis of loads, by field."""
 Axis = str | Mapping[str, Any]
 """Title of an axis, or its settings."""
+REVERSED = {"autorange": "reversed", "showgrid": False}
+"""An axis of names, the first on top."""
 
 
 def captioned(

@@ -2,11 +2,12 @@
 
 ``import forerun as fr`` is the public Python API:
 
-* ask: :func:`simulate`, :func:`compare`, :func:`plan`, :func:`tune`, :func:`sweep`, :func:`race`, :func:`estimate`,
-  :func:`predict`. The scenario is a :class:`Scenario`, a path or a dict.
+* ask: :func:`simulate`, :func:`compare`, :func:`plan`, :func:`tune`, :func:`sweep`, :func:`estimate`, :func:`predict`.
+  The scenario is a :class:`Scenario`, a path or a dict.
 * check: :func:`replay_kernels`, :func:`replay_requests`, :func:`calibrate`.
 * draw: :mod:`plot`, one function per figure.
-* extend: :mod:`register`, one decorator per kind of plug-in.
+* extend: :mod:`register`, one decorator per kind of plug-in, and :mod:`testing`, a check for each; :mod:`studies` and
+  :mod:`parts`, names to write a study with. Studies of installed distributions are names of this module too.
 
 Each name is imported when it is first used, so ``import forerun`` is fast.
 
@@ -19,6 +20,6 @@ Each name is imported when it is first used, so ``import forerun`` is fast.
 from forerun.lazy import lazy_names
 from forerun.renderer import register_renderer
 
-__getattr__, __dir__, __all__ = lazy_names(__name__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, installed="simulator.studies.installed")
 
 register_renderer("dashboards.results")

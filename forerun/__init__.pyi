@@ -1,5 +1,8 @@
 from dashboards import plot as plot
+from forerun import parts as parts
 from forerun import register as register
+from forerun import studies as studies
+from forerun import testing as testing
 from forerun.errors import ForerunError as ForerunError
 from forerun.result import Result as Result
 from hwprofiles.catalogue import load_chip as load_chip

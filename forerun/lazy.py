@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,14 +29,15 @@ def lent_names(stub: Path, package: str) -> dict[str, str]:
 
 
 def lazy_names(
-    package: str, renamed: Mapping[str, str] = MappingProxyType({})
+    package: str, renamed: Mapping[str, str] = MappingProxyType({}), installed: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
 
     The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines
     and ``from face import *`` lines only. Type checkers and editors read it as it stands; this function reads from it
     where each name is defined.
-    ``renamed`` maps names of the release before to their new ones.
+    ``renamed`` maps names of the release before to their new ones. ``installed`` is a module such as
+    ``simulator.studies.installed``, whose names the package lends too.
     """
     home = sys.modules[package]
     places = lent_names(Path(str(home.__file__)).with_suffix(".pyi"), package)
@@ -44,12 +46,18 @@ def lazy_names(
         if name in renamed:
             warn_renamed(f"{package}.{name}", f"{package}.{renamed[name]}")
             return get(renamed[name])
+        if name not in places and installed and not name.startswith("_"):
+            return import_module(installed).load_name(name, package)
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(places[name])
-        inside = [Path(folder) / f"{name}.py" for folder in getattr(module, "__path__", ())]
-        value = import_module(f"{places[name]}.{name}") if any(map(Path.exists, inside)) else getattr(module, name)
+        inside = f"{places[name]}.{name}"
+        is_module = hasattr(module, "__path__") and find_spec(inside) is not None
+        value = import_module(inside) if is_module else getattr(module, name)
         setattr(home, name, value)
         return value
 
-    return get, lambda: sorted(places), sorted(places)
+    def names() -> list[str]:
+        return sorted({*places, *(import_module(installed).installed_names() if installed else ())})
+
+    return get, names, sorted(places)

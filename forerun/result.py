@@ -220,6 +220,9 @@ class StudyResult(Result):
         files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
     """
 
+    drawn_in: ClassVar[str] = ""
+    """Module whose ``FIGURES`` draw it, imported for the first of them; for studies of other distributions."""
+
     def __init__(self, document: dict[str, Any], command: str = "", files: Mapping[str, str] | None = None) -> None:
         self._document, self.command, self._files = document, command, dict(files or {})
 

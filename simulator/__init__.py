@@ -8,4 +8,6 @@
 
 from forerun.lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {"LawBrokenError": "InvariantError"})
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, {"LawBrokenError": "InvariantError"}, installed="simulator.studies.installed"
+)

@@ -9,7 +9,18 @@ from contextlib import suppress
 from types import ModuleType
 
 import pytest
-from scenario_search.search import CORPUS, KNOWN, PARTS, judged, placed, scenario_of, schema, shrunk, with_intervals
+from scenario_search.search import (
+    CORPUS,
+    KNOWN,
+    judged,
+    of_drafter,
+    placed,
+    scenario_of,
+    schema,
+    shrunk,
+    with_intervals,
+)
+from study_commands import end_of
 
 from forerun.errors import ForerunError
 from simulator.cli import main
@@ -90,9 +101,6 @@ STUDIES = {
     "plan": "--rate 5 --slo p99_ttft_ms=1000 --max-replicas 2 --finalists 1 --requests 6 --no-headroom --no-interval "
     "--jobs 1 --no-progress",
     "tune": "--batch 1,8 --context 512 --tokens 1,2 --no-progress",
-    "race": "--patterns 1 --requests 8 --jobs 1 --no-progress",
-    "draft-pool": "--batch 2 --context 64 --verifiers 1,2 --no-progress",
-    "rollouts": "--group 1 --no-progress",
     "sweep": "--vary engine.max_num_seqs=2,8 --jobs 1 --no-progress",
 }
 """Commands that take a scenario, at their smallest."""
@@ -104,23 +112,10 @@ def test_studies_of_random_scenarios_end_with_a_result_or_one_line(command, tmp_
     codes = set()
     for seed in ROUND[:16]:
         data = scenario_of(seed)
-        if command == "rollouts" and seed % 2:
-            lengths = {"arrivals": {"process": "burst"}, "input_tokens": 64, "output_tokens": 16, "num_requests": 4}
-            data = {name: part for name, part in data.items() if name != "faults"} | {"workload": lengths}
-        if command in ("tune", "race", "draft-pool"):  # they are about a drafter on equal replicas
-            data = {name: part for name, part in data.items() if name not in ("pools", "faults", "router")}
-            data["speculation"] = PARTS["speculation"][seed % len(PARTS["speculation"])]
-        if command == "draft-pool" and seed % 2:  # on chips of its own, with what else was drawn
-            draft = {"model": "llama-3.2-1b", "chip": "h100-sxm"}
-            chain = {"method": "draft-model", "num_speculative_tokens": 2, "acceptance": {"alpha": 0.7}}
-            data |= {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "speculation": chain | {"draft": draft}}
-        (tmp_path / "s.json").write_text(json.dumps(data), "utf-8")
-        more = ["--store", str(tmp_path / f"{seed}.sweep")] if command == "sweep" else []
-        code = main([command, str(tmp_path / "s.json"), *STUDIES[command].split(), *more])
-        message = capsys.readouterr().err.strip()
-        assert code in (0, 1, 2), (seed, message)
-        assert code != 2 or "\n" not in message, (seed, message)
-        codes.add(code)
+        if command == "tune":
+            data = of_drafter(data, seed)
+        more = f" --store {tmp_path / str(seed)}.sweep" if command == "sweep" else ""
+        codes.add(end_of(command, data, STUDIES[command] + more, tmp_path, capsys))
     assert {0, 2} <= codes, "all alike find nothing"
 
 

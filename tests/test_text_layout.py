@@ -1,31 +1,23 @@
 """Tables at every width of a terminal: what is printed can be read back."""
 
-import io
 import json
 from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scenario_parts import burst, drafts
+from study_commands import WIDTHS, printed, same_at_every_width
 
 from forerun.tables import Cell, Table, cell_text, duration
 from forerun.text_layout import lines_of, pieces
 from simulator.cli import main
 from simulator.studies.compare.comparison import ratio_cell
 
-WIDTHS = (60, 80, 100, 120, 160)
 WORD = st.text("abcdefgh-./%", min_size=1, max_size=20)
 FIGURE = st.from_regex(r"-?[0-9]{1,3}(,[0-9]{3})?(\.[0-9]{1,3})?( (ms|GB|req/s|%))?", fullmatch=True)
 TEXT = st.lists(WORD | FIGURE, min_size=1, max_size=6).map(" ".join)
 CELL = st.one_of(TEXT, st.floats(-1e7, 1e7), st.none(), st.builds(Cell, TEXT, TEXT))
-
-
-def printed(table, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(table.rich(width))
-    return console.file.getvalue()
 
 
 @st.composite
@@ -77,8 +69,6 @@ COMMANDS = (
     "compare s.json --vary speculation.num_speculative_tokens=1,2,3 --jobs 1 --full",
     "tune t.json --batch 1,8,64 --context 512,4096",
     "plan t.json --rate 5 --slo p99_ttft_ms=500 --slo p99_tpot_ms=30 --jobs 1 --vary hardware.tensor_parallel=1,2",
-    "draft-pool s.json --verifiers 1,2,4",
-    "rollouts t.json --group 4",
     "sweep t.json --vary engine.max_num_seqs=2,8 --jobs 1",
     "predict --chip h100-sxm gemm m=512 n=4096 k=4096 dtype=bf16",
     "chips show h100-sxm",
@@ -89,7 +79,6 @@ COMMANDS = (
     "workloads list",
     "models list",
     "models check m.yaml",
-    "race t.json --patterns 1 --requests 8 --jobs 1",
     "plan t.json --max-rate --requests 20 --slo p99_ttft_ms=500 --jobs 1 --vary hardware.tensor_parallel=1,2",
     "replay kernels k.csv --chip k.machine.yaml",
     "replay steps out/steps.parquet --scenario t.json",
@@ -122,18 +111,7 @@ def test_every_command_prints_the_same_figures_at_every_width(command, tmp_path,
     (tmp_path / "m.yaml").write_bytes((files("simulator") / "llm" / "catalogue" / "llama-3.2-1b.yaml").read_bytes())
     if "steps.parquet" in command:
         assert main(["run", "t.json", "--out", "out"]) == 0
-    tables, rich = [], Table.rich
-    monkeypatch.setattr(Table, "rich", lambda table, *width: (tables.append(table), rich(table, *width))[1])
-    assert main(command.split()) in (0, 1), capsys.readouterr().err
-    monkeypatch.undo()
-    assert tables
-    for table in tables:
-        texts = [cell_text(cell) for row in table.rows[: table.shown] for cell in row] + list(table.columns)
-        for width in WIDTHS:
-            text = printed(table, width)
-            assert all(len(line) <= width for line in text.splitlines()), (command, width)
-            parts = {piece for one in texts for piece in pieces(one) if len(piece) <= width // 2}
-            assert all(piece in text for piece in parts), (command, width, text)
+    same_at_every_width(command, monkeypatch, capsys)
 
 
 def test_full_view_has_everything_and_the_short_one_says_what_it_leaves_out(tmp_path, capsys):

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("forerun", "simulator", "hwprofiles", "traces", "dashboards", "docs", "tests", "examples", "benchmarks")
+FOLDERS = (
+    "forerun",
+    "simulator",
+    "hwprofiles",
+    "traces",
+    "dashboards",
+    "docs",
+    "tests",
+    "examples",
+    "benchmarks",
+    "research",
+)
 WRITTEN = (".py", ".pyi", ".md", ".yaml", ".js")
 GENERATED = ROOT / "docs" / "validation"
 REPLACED = {

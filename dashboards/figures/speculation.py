@@ -11,12 +11,9 @@ import plotly.graph_objects as go
 
 from dashboards.theme import (
     BLUE,
-    GREEN,
-    GREY,
     LOAD_WORDS,
     ON_SCALE,
     VERMILLION,
-    add_band,
     add_line,
     add_points,
     captioned,
@@ -27,7 +24,6 @@ from forerun.arrays import FloatArray
 from simulator.speculation import load_curve
 from simulator.speculation.curves import Curve
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
-from simulator.studies.draft_pool.pool import WAYS
 from simulator.studies.tune.grid import SpeculationGrid
 
 LEAST_SCALE_ROWS = 4
@@ -192,72 +188,6 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
     y = {"title": "acceptance length (tokens per verify step)", "rangemode": "tozero"}
     caption = f"{len(data.curves)} curves, bonus token included"
     return captioned(figure, "Acceptance", caption, "published", 420, x, y, hovermode="closest")
-
-
-class PoolData(NamedTuple):
-    """Gain of each way to draft, a row for each number of verifiers per drafter."""
-
-    gains: dict[str, list[dict[str, Any]]]
-    batch: int
-    acceptance_factors: tuple[float, float]
-    basis: str
-
-
-def pool_data(document: dict[str, Any]) -> PoolData:
-    """Gains of a ``draft-pool`` document."""
-    gains = {way: one["gains"] for way, one in document["ways"].items()}
-    return PoolData(gains, document["batch"], document["acceptance_factors"], document["basis"])
-
-
-def pool_figure(data: PoolData) -> go.Figure:
-    """Gain over the same verifiers without drafts, a line and a band per way of drafting; below 1 it does not pay."""
-    figure = go.Figure()
-    for (way, rows), colour in zip(data.gains.items(), (BLUE, VERMILLION), strict=True):
-        shares = [row["verifiers_per_drafter"] for row in rows]
-        low, high = ([row[end] for row in rows] for end in ("low", "high"))
-        add_band(figure, shares, low, high, fillcolor=colour, opacity=0.2, showlegend=False)
-        use = [(row["use"], 1e3 * row["step_s"]) for row in rows]
-        hover = "%{x} verifiers: %{y:.2f}x, drafter at work %{customdata[0]:.0%}, step %{customdata[1]:.1f} ms"
-        look: dict[str, Any] = {"mode": "lines+markers", "customdata": use}
-        add_line(figure, shares, [row["gain"] for row in rows], f"drafting {WAYS[way]}", colour, hover, **look)
-    figure.add_hline(y=1.0, line={"color": GREY, "width": 1, "dash": "dot"})
-    ticks = {"tickvals": shares, "ticktext": [f"{share:g}" for share in shares]}
-    axes = ({"type": "log", "title": "verifiers per drafter", **ticks}, {"title": "gain", "rangemode": "tozero"})
-    least, most = data.acceptance_factors
-    caption = f"{data.batch} sequences each; bands: acceptance times {least:g} to {most:g}"
-    return captioned(figure, "Drafters that verifiers share", caption, data.basis, 480, *axes)
-
-
-class RolloutsData(NamedTuple):
-    """Responses in progress over the time of a training step: a curve of (seconds, responses) for each way to draft."""
-
-    curves: dict[str, list[list[float]]]
-    responses: int
-    tail_responses: int
-    """Responses in progress, over all replicas, up to which drafts pay; 0: none."""
-    basis: str
-
-
-def rollouts_data(document: dict[str, Any]) -> RolloutsData:
-    """Curves of a ``rollouts`` document."""
-    curves = {row["drafting"]: row["curve"] for row in document["ways"]}
-    tail = document["tail_batch"] * document["scenario"]["hardware"].get("replicas", 1)
-    return RolloutsData(curves, document["responses"], tail, document["basis"])
-
-
-def rollouts_figure(data: RolloutsData) -> go.Figure:
-    """Responses in progress over time, on a log axis that shows the tail; under the dotted line drafts pay."""
-    figure = go.Figure()
-    for (way, points), colour in zip(data.curves.items(), (GREY, BLUE, VERMILLION, GREEN), strict=False):
-        seconds, running = zip(*((at_s, count) for at_s, count in points if count), strict=True)
-        add_line(figure, seconds, running, way, colour, "%{x:.1f} s: %{y:,} in progress", mode="lines")
-    if 0 < data.tail_responses < data.responses:
-        line = {"color": GREY, "width": 1, "dash": "dot"}
-        ends = [0.0, max(points[-1][0] for points in data.curves.values())]
-        add_line(figure, ends, [data.tail_responses] * 2, "drafts pay below", GREY, "%{y:,}", line=line)
-    axes = ({"title": "time (s)", "rangemode": "tozero"}, {"title": "responses in progress", "type": "log", "dtick": 1})
-    caption = f"{data.responses:,} responses; the step waits for the last of them"
-    return captioned(figure, "Responses of a training step", caption, data.basis, 420, *axes)
 
 
 class AdaptiveData(NamedTuple):

@@ -20,6 +20,7 @@ from dashboards.theme import (
     LOAD_WORDS,
     ORANGE,
     PINK,
+    REVERSED,
     SKY,
     VERMILLION,
     add_band,
@@ -31,7 +32,6 @@ from dashboards.theme import (
 )
 from simulator.studies.compare.comparison import NO_EFFECT, compared_variants, contenders, range_words, swing
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
-from simulator.studies.race.race import is_fixed
 from simulator.studies.study_file import field_words
 from simulator.studies.sweep.study import point_value
 
@@ -52,8 +52,6 @@ TORNADO_ROWS = 12
 LABEL_LETTERS = 26
 """Letters in a line of a parameter's label."""
 CAPTION = "each assumed parameter alone"
-REVERSED = {"autorange": "reversed", "showgrid": False}
-"""An axis of names, the first on top."""
 
 
 class ForestRow(NamedTuple):
@@ -155,51 +153,6 @@ def forest_figure(data: ForestData) -> go.Figure:
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     caption = "95 % intervals of paired runs"
     return captioned(figure, "Speedup over the baseline", caption, data.basis, height, x, y, **look)
-
-
-class RaceData(NamedTuple):
-    """Regret of every controller on every pattern, least in the mean first."""
-
-    controllers: tuple[str, ...]
-    regret: tuple[tuple[float, ...], ...]
-    """By controller; shares of the latency of the best fixed K."""
-    winner: str
-    basis: str
-
-
-def race_data(document: dict[str, Any]) -> RaceData:
-    """The latencies of a race against the best fixed K of each pattern."""
-    names = tuple(row["name"] for row in document["controllers"])
-    fixed = [name for name in names if is_fixed(name)]
-    best = [min(row["latency_s"][name] for name in fixed) for row in document["patterns"]]
-    regret = tuple(
-        tuple(row["latency_s"][name] / least - 1.0 for row, least in zip(document["patterns"], best, strict=True))
-        for name in names
-    )
-    return RaceData(names, regret, document["winner"], document["basis"])
-
-
-def race_figure(data: RaceData) -> go.Figure:
-    """A box and a dot a pattern for each controller; left of 0 it beats every fixed K."""
-    figure = go.Figure()
-    for name, values in zip(data.controllers, data.regret, strict=True):
-        colour = GREEN if name == data.winner else GREY if is_fixed(name) else BLUE
-        figure.add_box(
-            x=[100.0 * value for value in values],
-            y=[name] * len(values),
-            orientation="h",
-            boxpoints="all",
-            jitter=0.5,
-            pointpos=0,
-            marker={"size": 4, "color": colour},
-            line={"color": colour, "width": 1.5},
-            name=name,
-            hovertemplate="pattern: %{x:.1f} %",
-        )
-    figure.add_vline(x=0.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
-    caption, height = "one dot a traffic pattern; left of 0 beats every fixed K", 220 + 34 * len(data.controllers)
-    axes = ("latency over the best fixed K (%)", REVERSED)
-    return captioned(figure, "Regret of each controller", caption, data.basis, height, *axes, showlegend=False)
 
 
 class BarsData(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dashboards.figures import studies
 from dashboards.figures.load import HoursData
-from dashboards.figures.speculation import AdaptiveData, PoolData, RolloutsData
+from dashboards.figures.speculation import AdaptiveData
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_words
 
 TEXT_WIDTH = 56
@@ -63,7 +63,9 @@ def pareto_text(data: studies.ParetoData) -> str:
     return "\n".join(lines)
 
 
-def _bars(rows: list[tuple[str, float, str]], longest: float) -> str:
+def text_bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Values as bars of text, the longest 40 characters; each row has a label, its value, and words after the bar."""
+    longest = max(value for _, value, _ in rows)
     width = max(len(label) for label, *_ in rows)
     bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
     return "\n".join(f"{label:<{width}}  {bar}  {words}" for (label, _, words), bar in zip(rows, bars, strict=True))
@@ -74,34 +76,7 @@ def hours_text(data: HoursData) -> str:
         (hour["clock"] or f"{hour['start_s'] / 3600:.3g} h", hour["replicas"], str(hour["replicas"]))
         for hour in data.hours
     ]
-    return f"replicas by the hour; fixed: {data.fixed}\n" + _bars(rows, max(count for _, count, _ in rows))
-
-
-def race_text(data: studies.RaceData) -> str:
-    """Least, mean and greatest regret of each controller."""
-    rows = [
-        (name, min(values), sum(values) / len(values), max(values))
-        for name, values in zip(data.controllers, data.regret, strict=True)
-    ]
-    text = "latency over that of the best fixed K: least, mean and most over the patterns, | = 0\n"
-    return text + text_intervals(rows, 0.0)
-
-
-def pool_text(data: PoolData) -> str:
-    """Gain of each way to draft by verifiers per drafter."""
-    rows = [
-        (f"{row['verifiers_per_drafter']} {way}", row["low"], row["gain"], row["high"])
-        for way, gains in data.gains.items()
-        for row in gains
-    ]
-    text = "gain over the same verifiers without drafts, by verifiers per drafter, | = 1\n"
-    return text + text_intervals(rows, 1.0)
-
-
-def rollouts_text(data: RolloutsData) -> str:
-    """Time of generation of each way to draft."""
-    rows = [(way, points[-1][0], f"{points[-1][0]:.4g} s") for way, points in data.curves.items()]
-    return "seconds until the step has its responses\n" + _bars(rows, max(seconds for _, seconds, _ in rows))
+    return f"replicas by the hour; fixed: {data.fixed}\n" + text_bars(rows)
 
 
 def adaptive_text(data: AdaptiveData) -> str:

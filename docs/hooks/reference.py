@@ -9,13 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from forerun.tables import glossary_text
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 """What is generated, and what stands there for who reads the page in a checkout."""
+
+
+RESEARCH = Path(__file__).resolve().parents[2] / "research" / "docs"
+"""Pages of the distribution ``forerun-research``, which the site has where the folder is there."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the pages of the research studies in the menu."""
+    section: list[Any] = next(one["Research"] for one in config.nav or [] if "Research" in one)
+    section += [
+        {page.stem.replace("-", " ").capitalize(): f"research/{page.name}"} for page in sorted(RESEARCH.glob("*.md"))
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages of the research studies."""
+    for page in sorted(RESEARCH.glob("*.md")):
+        files.append(File.generated(config, f"research/{page.name}", abs_src_path=str(page)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Context, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 
 from forerun.errors import ForerunError, UsageError, did_you_mean, without_unit
+
+if TYPE_CHECKING:
+    from simulator.studies.frame import StudyCommand
 
 COMMANDS = {
     "Start here": {"run": "runs", "compare": "studies", "tune": "studies", "plan": "studies", "dash": "dashboard"},
@@ -28,10 +31,9 @@ COMMANDS = {
         "twin": "serving",
     },
     "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
-    "Research": {"race": "studies", "draft-pool": "studies", "rollouts": "studies"},
 }
 """Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
-of the checkout, which a wheel does not contain. A study that is not listed is under "Research", and imported last."""
+of the checkout, which a wheel does not contain. Studies of installed distributions are under "Research"."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 READ_TABLES = ("replay", "calibrate", "dash")
 """Commands that, in a checkout, also read the published tables of ``validation.tables``."""
@@ -97,17 +99,37 @@ def application(command: str | None = None) -> Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(frame)
-    for module in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+    added = [] if command in MODULES else _installed_studies(command)
+    alone = any(study.name == command for study in added)
+    for module in [MODULES[command]] if command in MODULES else () if alone else dict.fromkeys(MODULES.values()):
         if "." not in module:
             import_module(f"simulator.cli.{module}").register(app)
         elif _in_checkout():
             import_module(module).register(app)
         elif command in MODULES:
             raise ForerunError(f"{command}: this command needs Forerun's checkout (pip install -e CHECKOUT)")
+    if added:
+        import_module("simulator.cli.studies").add_studies(app, added)
     if command in READ_TABLES and _in_checkout():
         import_module("validation.tables")
     _with_plain_help(app)
     return app
+
+
+def _installed_studies(command: str | None) -> list[StudyCommand]:
+    """Studies of installed distributions; one that cannot be used is named on stderr and left out."""
+    from simulator.studies.installed import SEPARATE, installed_studies
+
+    studies: list[StudyCommand] = []
+    for study in installed_studies(MODULES):
+        if isinstance(study, ForerunError):
+            print(f"forerun: {study}", file=sys.stderr)
+        else:
+            studies.append(study)
+    needed = SEPARATE.get(str(command).replace("-", "_"))
+    if needed is not None and command not in [study.name for study in studies]:
+        raise ForerunError(f"{command}: this command needs {needed} (pip install {needed}; in a checkout: research/)")
+    return studies
 
 
 def _with_plain_help(app: Typer) -> None:

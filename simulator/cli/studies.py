@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 
 def register(commands: Typer) -> None:
     """Add a command for each study of the public face."""
+    add_studies(commands, [getattr(public, name).declared for name in dir(public) if name.islower()])
+
+
+def add_studies(commands: Typer, declared: Iterable[StudyCommand]) -> None:
+    """Add a command for the studies of each name."""
     studies_of: dict[str, list[StudyCommand]] = {}
-    for name in dir(public):
-        if name.islower():
-            declared = getattr(public, name).declared
-            studies_of.setdefault(declared.name, []).append(declared)
+    for study in declared:
+        studies_of.setdefault(study.name, []).append(study)
     for name, studies in studies_of.items():
         main, *others = sorted(studies, key=lambda one: one.chosen is not None)
         summary = str(main.function.__doc__).partition("\n")[0]

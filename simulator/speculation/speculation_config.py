@@ -179,6 +179,11 @@ class PolicyConfig(Section):
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """The same per sequence; default of vLLM 84 us, of other engines and of confidence-budget 0."""
 
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """Settings in use that all policies which change K have."""
+        return {name: value for name in COMMON_FIELDS[1:] if (value := getattr(self, name)) is not None}
+
     @model_validator(mode="before")
     @classmethod
     def _own_name_of_the_table(cls, data: Any) -> Any:
@@ -242,7 +247,13 @@ def check_table(table: Sequence[Sequence[int]]) -> None:
         end = last
 
 
+def adaptive_policies() -> list[str]:
+    """Names of the policies that choose one number of draft tokens for all sequences of a step."""
+    return [name for name in POLICY_FIELDS if name not in ("fixed", "confidence-threshold", CONFIDENCE_BUDGET)]
+
+
 def named(policy: PolicyName | PolicyConfig) -> PolicyConfig:
+    """The settings of a policy that may be given by its name alone."""
     return PolicyConfig(name=policy) if isinstance(policy, str) else policy
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, signature, unwrap
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -104,7 +105,8 @@ class StudyCommand:
 
     @property
     def options(self) -> dict[str, Parameter]:
-        shape = signature(self.function).parameters
+        """Parameters that are options of the command, also where ``annotations`` of ``__future__`` made them texts."""
+        shape = {name: _evaluated(one, self.function) for name, one in signature(self.function).parameters.items()}
         return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
 
     def unused(self, arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -136,6 +138,14 @@ class StudyCommand:
                 value = ",".join(map(_exact, value)) if listed else value
                 words += _repeated(option.flag_of(name, parameter.default), value)
         return shlex.join(words)
+
+
+def _evaluated(parameter: Parameter, function: Callable[..., Any]) -> Parameter:
+    """The parameter with its annotation as a type; one that names what is imported for type checkers alone stays."""
+    if isinstance(parameter.annotation, str):
+        with suppress(NameError):
+            return parameter.replace(annotation=eval(parameter.annotation, unwrap(function).__globals__))
+    return parameter
 
 
 KINDS: Mapping[Any, tuple[type[Any] | tuple[type[Any], ...], str]] = {

@@ -247,6 +247,11 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)
 
 
+def scenario_file(document: Mapping[str, Any]) -> dict[str, str]:
+    """The file that a study of one scenario saves, and that the command which repeats it reads."""
+    return {"study.yaml": yaml_text({"scenario": document["scenario"]})}
+
+
 def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     """A study file that runs the given variants again."""
     base = variants[0]["scenario"]

@@ -235,7 +235,6 @@ def every_report(tmp_path_factory: pytest.TempPathFactory, comparison: dict[str,
     simulator.tune(service(), batch=[1, 8, 64], context=[512, 4096], tokens=[1, 3]).save(folder / "tune")
     desktop = service(model="qwen2.5-7b", weights_dtype="q4_k_m", hardware={"chip": "rtx-4090"}, **LLAMA_CPP)
     simulator.tune_machine(desktop, measured=["100"], tokens=[2], p_min=[0.0]).save(folder / "tune-machine")
-    simulator.race(service(), patterns=2, requests=8, jobs=1).save(folder / "race")
     axes = {"engine.max_num_seqs": (1, 4, 64), "engine.max_num_batched_tokens": (512, 2048)}
     simulator.sweep(service(), vary=axes, jobs=1).save(folder / "sweep")
     write_alspec(folder)

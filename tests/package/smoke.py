@@ -43,7 +43,9 @@ def main() -> int:
     parser.add_argument("--lowest", action="store_true")
     parser.add_argument("--dashboard", action="store_true")
     requested = parser.parse_args()
-    wheel = max(requested.dist.resolve().glob("forerun-*.whl"), key=lambda path: path.stat().st_mtime)
+    wheel = newest(requested.dist, "forerun-*.whl")
+    assert wheel is not None, f"{requested.dist}: no wheel"
+    added = newest(requested.dist, "forerun_research-*.whl")
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
         run([requested.python, "-m", "venv", str(home / "venv")], home)
@@ -58,12 +60,23 @@ def main() -> int:
             home,
         )
         use(home / "venv" / "bin" / "forerun", home)
+        assert "race: this command needs forerun-research" in run(
+            [str(home / "venv" / "bin" / "forerun"), "race"], home, 2
+        )
+        if added is not None:
+            run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(added)], home)
+            assert "--patterns" in run([str(home / "venv" / "bin" / "forerun"), "race", "--help"], home)
         if requested.dashboard:
             page(home / "venv" / "bin" / "forerun", home)
             assert int(run([str(python), "-c", PAGES, "out", "."], home)) > 5
         version = run([str(python), "--version"], home).strip()
     print(f"{wheel.name} works on {version}{', lowest dependencies' if requested.lowest else ''}{extra}")
     return 0
+
+
+def newest(folder: Path, pattern: str) -> Path | None:
+    """The wheel that was built last."""
+    return max(folder.resolve().glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def use(forerun: Path, home: Path) -> None:

@@ -163,6 +163,12 @@ def _catalogue() -> list[str]:
     return list(architecture_names())
 
 
+def of_drafter(data: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The scenario for a study of a drafter on equal replicas."""
+    kept = {name: part for name, part in data.items() if name not in ("pools", "faults", "router")}
+    return kept | {"speculation": PARTS["speculation"][seed % len(PARTS["speculation"])]}
+
+
 def placed(data: dict[str, Any]) -> Any:
     """A scenario with the folder of the files that it names."""
     return json.loads(json.dumps(data).replace('"FILES/', f'"{FOLDER}/files/'))

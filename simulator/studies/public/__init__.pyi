@@ -1,13 +1,8 @@
 from simulator.studies.compare.command import compare as compare
 from simulator.studies.compare.comparison import CompareResult as CompareResult
-from simulator.studies.draft_pool.command import draft_pool as draft_pool
 from simulator.studies.plan.command import plan as plan
 from simulator.studies.plan.command import thresholds as thresholds
 from simulator.studies.plan.document import PlanResult as PlanResult
-from simulator.studies.race.command import race as race
-from simulator.studies.race.race import RaceResult as RaceResult
-from simulator.studies.rollouts.command import rollouts as rollouts
-from simulator.studies.rollouts.rollouts import RolloutsResult as RolloutsResult
 from simulator.studies.sweep.command import sweep as sweep
 from simulator.studies.sweep.study import SweepResult as SweepResult
 from simulator.studies.tune.command import tune as tune

@@ -22,7 +22,6 @@ VARY = "--vary engine.max_num_seqs=2,64"
 SWEEP = "sweep chat.yaml --store kept.sweep"
 PLAN = "plan chat.yaml --jobs 1 --requests 50"
 SLO = "--slo p99_ttft_ms=1000"
-POOL = "draft-pool tune.yaml --set speculation.draft="
 KERNEL = "predict --chip h100-sxm"
 HEADS = "num_heads=8 num_kv_heads=8 head_dim=64"
 
@@ -93,11 +92,6 @@ REFUSED = [
     ("tune local.yaml --emit vllm --measured 3", "--measured: is of llama.cpp, not of --emit vllm"),
     ("tune local.yaml --from-log absent.log", "absent.log: no such file"),
     ("tune local.yaml --set speculation.method=none", "there is no drafter to tune"),
-    ("race tune.yaml --controller goodputt", "--controller: no controller 'goodputt'; did you mean 'goodput'"),
-    ("race tune.yaml --controller nowhere:thing --patterns 1 --requests 8 --jobs 1", "--controller: nowhere:thing"),
-    ("race chat.yaml", "needs a drafter"),
-    ("race tune.yaml --patterns 0", "--patterns"),
-    (f"{POOL}{{}}", "speculation.draft.chip: a pool of drafters needs"),
     ("plan tune.yaml --rate 8rps", "--rate: must be a number without a unit; write 8 (got '8rps')"),
     ("replay tune.yaml", "No such command 'tune.yaml'; write forerun replay kernels or requests or steps"),
     ("plan tune.yaml --rate 10k", "write 10000 (got '10k')"),
@@ -105,7 +99,6 @@ REFUSED = [
     ("tune tune.yaml --batch 1k", "--batch: 1k: must be whole numbers from 1 to 4,194,304, such as"),
     ("plan tune.yaml --rate 4 --slo p99_ttft_ms=1s", "must be a positive number without a unit; write 1000 (got '1s')"),
     ("tune tune.yaml --set speculation.method=eagel3", "no method 'eagel3'; did you mean 'eagle3'"),
-    ("draft-pool tune.yaml --verifiers 0", "--verifiers: 0: must be whole numbers from 1"),
     (f"{KERNEL} gem m=1", "did you mean 'gemm'"),
     (f"{KERNEL} gemm m=1 n=2", "k missing"),
     (f"{KERNEL} gemm m=1 n=2 k=2 kk=3", "no key 'kk'"),

@@ -33,7 +33,6 @@ MODES = {
     "plan --vary hardware.replicas=1,2": {
         "targets": "3", "columns": "input=a", "power_budget_w": "1e4", "max_replicas": "3",
     },
-    "race --replay closest.csv": {"patterns": "3", "requests": "20", "seed": "1", "jobs": "1"},
     "tune": {"logs": "a.log", "measured": "43", "p_min": "0.5"},
     "tune --emit llama.cpp --measured 43": {"seed": "1"},
     "sweep --vary engine.max_num_seqs=1,2 --cluster tcp://127.0.0.1:1": {"samples": "3", "jobs": "1"},
@@ -80,7 +79,6 @@ def files(tmp_path, monkeypatch):
         (tmp_path / name).write_text(json.dumps(data))
     (tmp_path / "spec.json").write_text(json.dumps(tiny_data() | {"speculation": SPECULATION}))
     (tmp_path / "result.json").write_text("{}")
-    (tmp_path / "closest.csv").write_text("")
 
 
 @pytest.mark.parametrize(("mode", "option", "value"), CASES, ids=[f"{mode} + {option}" for mode, option, _ in CASES])
@@ -91,7 +89,7 @@ def test_an_option_without_effect_is_refused(mode, option, value, files, capsys)
     if "BEFORE" in words:
         words[words.index("BEFORE") : words.index("BEFORE") + 1] = given
     else:
-        words += ["spec.json"] if command in ("tune", "race") or "--scenario" in words else []
+        words += ["spec.json"] if command == "tune" or "--scenario" in words else []
         words += ["tiny.json"] if command in ("plan", "sweep", "compare") else []
         words = ["other.json" if word == "OTHER" else word for word in words] + given
     assert main(words) == 2

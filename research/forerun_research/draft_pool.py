@@ -15,17 +15,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from forerun.errors import ForerunError
-from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Value, percent
-from simulator.running.build import build_replica
-from simulator.running.drafting import drafting_gain
-from simulator.running.scenario import Scenario
-from simulator.speculation import draft_survival
-from simulator.studies.assumed import ACCEPTANCE_FACTORS, with_acceptance_scaled
-from simulator.studies.frame import ProgressCall, study_document
-from simulator.studies.study_file import yaml_text
-from simulator.timing import ModelTimer, RemoteDrafter, StepWork, decode_step, decode_work
+from forerun import ForerunError, Scenario
+from forerun.parts import (
+    ACCEPTANCE_FACTORS,
+    ModelTimer,
+    RemoteDrafter,
+    StepWork,
+    build_replica,
+    decode_step,
+    decode_work,
+    draft_survival,
+    drafting_gain,
+    with_acceptance_scaled,
+)
+from forerun.studies import (
+    Cell,
+    ProgressCall,
+    StudyResult,
+    Summary,
+    Table,
+    Value,
+    percent,
+    scenario_file,
+    study_document,
+)
 
 Process = Generator[simpy.Event, Any, None]
 STEPS = 200
@@ -393,7 +406,7 @@ def pool_result(
         "no pool of drafters was measured",
     )
     document = study_document(body | {"conclusion": _sentence(body)}, base, seed, "extrapolated", notes)
-    return DraftPoolResult(document, files={"study.yaml": yaml_text({"scenario": document["scenario"]})})
+    return DraftPoolResult(document, files=scenario_file(document))
 
 
 def _way(curves: Sequence[Sequence[PoolGain]]) -> dict[str, Any]:
@@ -454,6 +467,7 @@ class DraftPoolResult(StudyResult):
     """Gain by verifiers per drafter; its data frame has a row for each number and way of drafting."""
 
     kind = "draft-pool"
+    drawn_in = "forerun_research.draft_pool_figures"
 
     @property
     def title(self) -> str:

@@ -8,22 +8,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.arrays import FloatArray, IntArray
-from forerun.errors import ArgumentError, ForerunError
-from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Value, duration, number
-from simulator.running.build import Build, build_replica
-from simulator.running.drafting import drafting_gain
-from simulator.running.metrics.usage import fleet_cost_usd
-from simulator.running.run import RunResult, serve, simulate
-from simulator.running.scenario import Scenario
-from simulator.studies.assumed import with_acceptance_scaled
-from simulator.studies.frame import ProgressCall, study_document
-from simulator.studies.study_file import yaml_text
-from simulator.timing import ModelTimer
-from simulator.workload import RequestStream
-from simulator.workload.generate import draw_lengths
-from traces import PrefixHashes
+from forerun import ForerunError, RunResult, Scenario, simulate
+from forerun.parts import (
+    Build,
+    FloatArray,
+    IntArray,
+    ModelTimer,
+    PrefixHashes,
+    RequestStream,
+    build_replica,
+    drafting_gain,
+    draw_lengths,
+    fleet_cost_usd,
+    serve,
+    with_acceptance_scaled,
+)
+from forerun.studies import (
+    ArgumentError,
+    Cell,
+    ProgressCall,
+    StudyResult,
+    Summary,
+    Table,
+    Value,
+    duration,
+    number,
+    scenario_file,
+    study_document,
+)
 
 NO_DRAFTS, ALWAYS, IN_TAIL, FREE_SWITCH = "no drafts", "always", "in the tail", "in the tail, free switch"
 NO_HOST_COST = {"step_s": 0.0, "per_sequence_s": 0.0}
@@ -134,7 +146,7 @@ def rollouts_result(
     if options["oversample"] > 1:
         notes.append("responses that a step leaves have as many tokens as their own mean rate gives")
     document = study_document(body | {"conclusion": _sentence(body)}, scenario, seed, basis, notes)
-    return RolloutsResult(document, files={"study.yaml": yaml_text({"scenario": document["scenario"]})})
+    return RolloutsResult(document, files=scenario_file(document))
 
 
 def _checked(scenario: Scenario) -> Scenario:
@@ -296,6 +308,7 @@ class RolloutsResult(StudyResult):
     """Times of a training step; its data frame has a row for each way to draft."""
 
     kind = "rollouts"
+    drawn_in = "forerun_research.rollouts_figures"
     legend = (
         "In the tail: drafts only while so few responses run that they pay. Free switch: without the host time that an "
         "engine's choice of draft tokens takes in every step (policy.step_s, per_sequence_s)."

@@ -14,21 +14,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forerun.errors import ArgumentError, ForerunError, did_you_mean
-from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Value, percent
-from forerun.workers import study_workers
-from simulator.running.build import Build, build_replica
-from simulator.running.drafting import step_prices
-from simulator.running.records import request_records
-from simulator.running.scenario import Scenario
-from simulator.serving.engine.policies import after_margin
-from simulator.speculation import DraftPolicy, check_policy, draft_survival
-from simulator.speculation.acceptance import AcceptanceSampler
-from simulator.speculation.confidence import CONFIDENCE_THRESHOLD
-from simulator.speculation.speculation_config import COMMON_FIELDS, CONFIDENCE_BUDGET, POLICY_FIELDS, named
-from simulator.studies.frame import ProgressCall, study_document
-from simulator.studies.race.patterns import (
+from forerun import ForerunError, Scenario
+from forerun.parts import (
+    AcceptanceSampler,
+    Build,
+    DraftPolicy,
+    ModelTimer,
+    adaptive_policies,
+    after_margin,
+    build_replica,
+    decode_step,
+    draft_survival,
+    named,
+    request_records,
+    step_prices,
+)
+from forerun.studies import (
+    ArgumentError,
+    Cell,
+    ProgressCall,
+    StudyResult,
+    Summary,
+    Table,
+    Value,
+    did_you_mean,
+    percent,
+    scenario_file,
+    study_document,
+    study_workers,
+)
+from forerun.testing import check_policy
+from forerun_research.patterns import (
     Pattern,
     PatternTraffic,
     changed,
@@ -37,8 +53,6 @@ from simulator.studies.race.patterns import (
     survival_by_level,
     traffic_of,
 )
-from simulator.studies.study_file import yaml_text
-from simulator.timing import ModelTimer, decode_step
 
 OFF, FIXED, OWN = "off", "fixed", "forerun"
 CONTROLLERS = ("batch-table", "ema", "goodput", "p-min", "entropy", OWN)
@@ -117,7 +131,7 @@ def drafting_scenario(scenario: Scenario) -> Scenario:
 
 def checked_controllers(names: Sequence[str]) -> tuple[str, ...]:
     """Policies by name, each once; what is neither one nor ``module:factory`` is refused."""
-    known = [name for name in POLICY_FIELDS if name not in (FIXED, CONFIDENCE_THRESHOLD, CONFIDENCE_BUDGET)]
+    known = adaptive_policies()
     for name in names:
         if ":" not in name and name not in known:
             hint = did_you_mean(name, known)
@@ -143,8 +157,7 @@ def with_controller(scenario: Scenario, name: str) -> Scenario:
     policy = named(scenario.speculation.policy)
     if name == policy.name:
         return scenario
-    kept = {key: getattr(policy, key) for key in COMMON_FIELDS[1:] if getattr(policy, key) is not None}
-    return scenario.with_values({"speculation.policy": {"name": name, **kept}})
+    return scenario.with_values({"speculation.policy": {"name": name, **policy.shared_settings}})
 
 
 def plug_in(name: str, most: int) -> Callable[[], DraftPolicy]:
@@ -199,8 +212,7 @@ def controlled(scenario: Scenario, name: str, traffic: PatternTraffic) -> Build:
     rates = survival_by_level([float(rate) for rate in draft_survival(scenario.speculation)])
     depth = build.main.sampler.num_speculative_tokens
     sampler = AcceptanceSampler(rates[:, :depth], 0, class_of=traffic.level)
-    pools = tuple(replace(pool, sampler=sampler) for pool in build.pools)
-    return replace(build, pools=pools, fleet=replace(build.fleet, pools=pools))
+    return build.with_pools(lambda pool: replace(pool, sampler=sampler))
 
 
 @lru_cache(maxsize=64)
@@ -271,7 +283,7 @@ def _result(
     )
     document = study_document(body, scenario, seed, build_replica(scenario).basis, notes)
     document["conclusion"] = _sentence(document)
-    return RaceResult(document, files={"study.yaml": yaml_text({"scenario": document["scenario"]})})
+    return RaceResult(document, files=scenario_file(document))
 
 
 def _controller_row(name: str, runs: Sequence[Mapping[str, RaceOutcome]]) -> dict[str, Any]:
@@ -349,6 +361,7 @@ class RaceResult(StudyResult):
     """Controllers, the least regret first; its data frame has a row for each."""
 
     kind = "race"
+    drawn_in = "forerun_research.race_figures"
 
     @property
     def title(self) -> str:

@@ -7,9 +7,9 @@ from refused import refused
 from results import checked_result
 from scenario_parts import burst, drafts, on_h100
 
-from simulator.running.build import build_replica
-from simulator.studies.draft_pool.command import draft_pool
-from simulator.studies.draft_pool.pool import (
+from forerun.parts import build_replica, decode_step
+from forerun_research.commands import draft_pool
+from forerun_research.draft_pool import (
     PoolGain,
     PoolPrices,
     PoolShape,
@@ -18,7 +18,6 @@ from simulator.studies.draft_pool.pool import (
     pool_prices,
     run_pool,
 )
-from simulator.timing import decode_step
 
 CONTEXT = 1024
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.arrays import FloatArray, IntArray
-from forerun.errors import ForerunError
-from simulator.speculation import scaled_survival
-from simulator.workload import RequestStream
+from forerun import ForerunError
+from forerun.parts import FloatArray, IntArray, RequestStream, scaled_survival
 
 LEVELS = tuple(round(0.1 + 0.05 * n, 2) for n in range(22))
 """Factors on the scenario's conditional acceptance that a request may have."""

@@ -6,9 +6,9 @@ from refused import refused
 from results import checked_result
 from scenario_parts import drafts, on_h100
 
-from simulator.running.build import build_replica
-from simulator.studies.rollouts.command import rollouts
-from simulator.studies.rollouts.rollouts import NO_DRAFTS, Responses, generate_step, new_responses, tail_batch
+from forerun.parts import build_replica
+from forerun_research.commands import rollouts
+from forerun_research.rollouts import NO_DRAFTS, Responses, generate_step, new_responses, tail_batch
 
 LENGTHS = {"distribution": "lognormal", "mean": 120, "cv": 1.0, "max": 900}
 

@@ -1,1 +1,0 @@
-from simulator.studies.draft_pool.pool import run_pool as run_pool

@@ -1,0 +1,71 @@
+"""Names that installed distributions add to ``forerun``: the entry points ``forerun.studies``, studies and results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+from forerun.errors import ForerunError
+from simulator.studies.frame import StudyCommand
+
+GROUP = "forerun.studies"
+SEPARATE = dict.fromkeys(("race", "draft_pool", "rollouts"), "forerun-research")
+"""Studies that Forerun once contained, with the distribution that has them now."""
+
+
+@cache
+def installed_names() -> Mapping[str, EntryPoint]:
+    """Entry points by the name that each adds.
+
+    Raises:
+        ForerunError: two distributions add the same name.
+    """
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        if find_spec(point.module.partition(".")[0]) is None:  # an editable install whose folder is gone
+            continue
+        other = points.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ForerunError(f"{_place(point)}: {_place(other)} has this name too; uninstall one of the two")
+    return points
+
+
+def load_name(name: str, package: str = "forerun") -> object:
+    """The study or the class of a result that an entry point adds to ``package``.
+
+    Raises:
+        AttributeError: no installed distribution adds this name.
+        ForerunError: it cannot be imported, or a study is not declared as one.
+    """
+    if name not in installed_names():
+        hint = f"; pip install {SEPARATE[name]}" if name in SEPARATE else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+    point = installed_names()[name]
+    try:
+        value: object = point.load()
+    except Exception as error:
+        raise ForerunError(f"{_place(point)} cannot be imported: {type(error).__name__}: {error}") from error
+    if name.islower() and not isinstance(getattr(value, "declared", None), StudyCommand):
+        raise ForerunError(f"{_place(point)}: {point.value} is no study; declare it with @forerun.studies.study(NAME)")
+    return value
+
+
+def installed_studies(taken: Collection[str]) -> Iterator[StudyCommand | ForerunError]:
+    """Studies of installed distributions, and an error for each that cannot be used or whose command is ``taken``."""
+    try:
+        for name, point in installed_names().items():
+            if name.islower():
+                try:
+                    study: StudyCommand = load_name(name).declared  # type: ignore[attr-defined]
+                    clash = f"{_place(point)}: {study.name} is a command of Forerun; choose another name"
+                    yield ForerunError(clash) if study.name in taken else study
+                except ForerunError as error:
+                    yield error
+    except ForerunError as error:
+        yield error
+
+
+def _place(point: EntryPoint) -> str:
+    return f"study {point.name!r} of {point.dist.name if point.dist else 'an unknown distribution'}"
