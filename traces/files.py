@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
-import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from traces.errors import TraceError, comma_hint, shown
+from traces.errors import TraceError, shown
+from traces.fields import Cells
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OnError: TypeAlias = Literal["stop", "skip"]
 
@@ -43,7 +47,7 @@ class Block(NamedTuple):
 
 def head(path: Path, count: int = HEAD_BYTES) -> bytes:
     """Return the first bytes of a file, decompressed; raises TraceError if it cannot be read."""
-    with reading(path), open_bytes(path) as stream:
+    with open_bytes(path) as stream:
         return stream.read(count)
 
 
@@ -53,23 +57,10 @@ def unpacked_bytes(path: Path) -> bytes:
     Raises:
         TraceError: unreadable, damaged, or more than ``LARGEST_DOCUMENT_BYTES``.
     """
-    with reading(path), open_bytes(path) as stream:
-        data = stream.read(LARGEST_DOCUMENT_BYTES + 1)
+    data = head(path, LARGEST_DOCUMENT_BYTES + 1)
     if len(data) > LARGEST_DOCUMENT_BYTES:
         raise TraceError(f"{path}: holds more than {LARGEST_DOCUMENT_BYTES >> 20} MiB (unpacked); is this a trace?")
     return data
-
-
-def check_table_size(path: Path) -> None:
-    """Refuse a Parquet file that has to be read whole and has more than ``LARGEST_TABLE_VALUES`` values."""
-    import pyarrow.parquet as pq
-
-    about: Any = pq.read_metadata(path)
-    if about.num_rows * about.num_columns > LARGEST_TABLE_VALUES:
-        raise TraceError(
-            f"{path}: {about.num_rows} rows of {about.num_columns} columns are more than {LARGEST_TABLE_VALUES} "
-            f"values; is this a trace?"
-        )
 
 
 @contextmanager
@@ -86,12 +77,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path) -> Iterator[io.BufferedReader[Any]]:
     """Open a file for reading bytes, decompressed if it is gzip (recognised by content, not by name)."""
-    with path.open("rb") as stream:
-        magic = stream.read(2)
-        stream.seek(0)
-        if magic == b"\x1f\x8b":
+    with reading(path), path.open("rb") as stream:
+        if stream.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=stream) as unpacked, io.BufferedReader(unpacked) as buffered:
                 yield buffered
         else:
@@ -99,18 +88,18 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its first bytes (an empty or cut one by its name)."""
+    """True if a file is Parquet by its first bytes, or by its name if it is empty or cut."""
     with reading(path), path.open("rb") as stream:
         return stream.read(4) == b"PAR1" or path.suffix == ".parquet"
 
 
-def _cut(data: bytes, quoted: bool) -> int:
-    """Where the last whole line of ``data`` ends; inside CSV quotes a line end does not count. 0: no whole line."""
-    end = data.rfind(b"\n") + 1
-    if quoted and data.count(b'"', 0, end) % 2:
-        end = data.rfind(b"\n", 0, data.rfind(b'"', 0, end)) + 1
-        while end and data.count(b'"', 0, end) % 2:
-            end = data.rfind(b"\n", 0, end - 1) + 1
+def _cut(text: str, quoted: bool) -> int:
+    """Where the last whole line of ``text`` ends; inside CSV quotes a line end does not count. 0: no whole line."""
+    end = text.rfind("\n") + 1
+    if quoted and text.count('"', 0, end) % 2:
+        end = text.rfind("\n", 0, text.rfind('"', 0, end)) + 1
+        while end and text.count('"', 0, end) % 2:
+            end = text.rfind("\n", 0, end - 1) + 1
     return end
 
 
@@ -125,50 +114,49 @@ def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) ->
     Raises:
         TraceError: unreadable file, another encoding, a line longer than ``MAX_LINE_BYTES``.
     """
-    with reading(path), open_bytes(path) as stream:
-        source: IO[bytes] = stream
-        start = stream.read(3)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            data = start + stream.read(LARGEST_DOCUMENT_BYTES)
-            if len(data) > LARGEST_DOCUMENT_BYTES:
-                raise TraceError(
-                    f"{path}: UTF-16 text of more than {LARGEST_DOCUMENT_BYTES >> 20} MiB; save it as UTF-8"
-                )
-            source = _utf16_as_utf8(path, data)
-            start = source.read(3)
-        rest = b"" if start == b"\xef\xbb\xbf" else start
-        line = 1
-        while data := source.read(BLOCK_BYTES):
-            data = rest + data
-            end = _cut(data, quoted)
-            rest = data[end:]
+    with open_bytes(path) as stream:
+        decoder = _decoder(stream.peek(2))
+        rest, line, data = "", 1, b"\0"
+        while data:
+            data = stream.read(BLOCK_BYTES)
+            text = rest + _decoded(path, decoder, data, last=not data)
+            end = _cut(text, quoted) if data else len(text)
+            rest = text[end:]
             if len(rest) > MAX_LINE_BYTES:
-                what = "a quoted field that never closes" if quoted and b'"' in rest else "a line without end"
+                what = "a quoted field that never closes" if quoted and '"' in rest else "a line without end"
                 raise TraceError(f"{path}:{line}: {what} (more than {MAX_LINE_BYTES >> 20} MiB); is this a trace?")
             if end:
-                yield _decoded(path, data[:end], line, on_error)
-                line += data.count(b"\n", 0, end)
-        if rest:
-            yield _decoded(path, rest, line, on_error)
+                yield _block(path, text[:end], line, on_error)
+                line += text.count("\n", 0, end)
 
 
-def _utf16_as_utf8(path: Path, data: bytes) -> IO[bytes]:
+def _encoding(start: bytes) -> str:
+    return "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _decoder(start: bytes) -> codecs.IncrementalDecoder:
+    """Decoder by the byte order mark; bytes that are not UTF-8 become lone surrogates."""
+    encoding = _encoding(start)
+    return codecs.getincrementaldecoder(encoding)("strict" if encoding == "utf-16" else "surrogateescape")
+
+
+def _decoded(path: Path, decoder: codecs.IncrementalDecoder, data: bytes, last: bool) -> str:
     try:
-        return io.BytesIO(data.decode("utf-16").encode())
+        return decoder.decode(data, last)
     except UnicodeError as problem:
         raise TraceError(f"{path}: starts like UTF-16 but is not ({problem}); save it as UTF-8") from None
 
 
-def _decoded(path: Path, data: bytes, first_line: int, on_error: OnError) -> Block:
-    """The block's text; a byte that is not UTF-8 stops at its line or marks the block as not clean."""
+def _block(path: Path, text: str, first_line: int, on_error: OnError) -> Block:
+    """Whole lines; a byte that is not UTF-8 stops at its line or marks the block as not clean."""
     try:
-        return Block(data.decode("utf-8"), first_line, True)
-    except UnicodeDecodeError as problem:
-        line = first_line + data.count(b"\n", 0, problem.start)
-        if on_error == "stop":
-            byte = data[problem.start]
-            raise TraceError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8") from None
-        return Block(data.decode("utf-8", errors="surrogateescape"), first_line, False)
+        text.encode()
+    except UnicodeEncodeError as problem:
+        if on_error == "skip":
+            return Block(text, first_line, False)
+        line, byte = first_line + text.count("\n", 0, problem.start), ord(text[problem.start]) - 0xDC00
+        raise TraceError(f"{path}:{line}: byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8") from None
+    return Block(text, first_line, True)
 
 
 def first_text(path: Path) -> str:
@@ -183,35 +171,32 @@ def first_text(path: Path) -> str:
     for magic, name in _MAGIC.items():
         if start.startswith(magic):
             raise TraceError(f"{path}: {name}-compressed; decompress it first (gzip is read directly)")
-    wide = start[:2] in (b"\xff\xfe", b"\xfe\xff")
-    if not wide and not start.startswith(b"PAR1") and b"\0" in start:
+    encoding = _encoding(start)
+    if encoding != "utf-16" and not start.startswith(b"PAR1") and b"\0" in start:
         raise TraceError(f"{path}: binary data; a text table (CSV, JSONL, JSON) or Parquet expected")
-    if wide:
-        return start[: len(start) // 2 * 2].decode("utf-16", errors="replace")
-    return start.decode("utf-8-sig", errors="replace")
+    return start.decode(encoding, errors="replace")
 
 
 def read_text(path: Path) -> str:
     """The text of a file, whole; raises TraceError where it cannot be read, is no text or is too large."""
     data = unpacked_bytes(path)
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        data = _utf16_as_utf8(path, data).read()
-    return _decoded(path, data.removeprefix(b"\xef\xbb\xbf"), 1, "stop").text
+    return _block(path, _decoded(path, _decoder(data), data, last=True), 1, "stop").text
 
 
-def load_document(path: Path) -> Any:
+def load_document(path: Path) -> object:
     """One JSON document; raises TraceError with the line and column where it breaks."""
     return json_value(read_text(path), str(path))
 
 
-def json_value(text: str, place: str) -> Any:
+def json_value(text: str, place: str) -> object:
     """JSON text as plain data; raises TraceError with the line and column where it breaks."""
     try:
-        return json.loads(text)
+        value: object = json.loads(text)
     except json.JSONDecodeError as problem:
         raise TraceError(f"{place}:{problem.lineno}: not valid JSON: {problem.msg} (column {problem.colno})") from None
     except (ValueError, RecursionError) as problem:
         raise TraceError(f"{place}: not usable JSON: {shown(str(problem), 80)}") from None
+    return value
 
 
 _JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
@@ -220,76 +205,6 @@ _JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
 def visible_keys(text: str) -> set[str]:
     """Keys that occur in the first part of a JSON text, which may be truncated anywhere."""
     return set(_JSON_KEY.findall(text))
-
-
-_YES = ("true", "1", "yes", "on")
-_NO = ("false", "0", "no", "off")
-
-
-class Cells:
-    """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
-
-    Every method raises TraceError, with the place (file and line) and the key, where something else stands there.
-    """
-
-    def __init__(self, values: Mapping[str, Any], place: str) -> None:
-        self._values = values
-        self.place = place
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """The raw values by key."""
-        return self._values
-
-    def with_values(self, values: Mapping[str, Any]) -> Cells:
-        """Return the row with some values replaced."""
-        return Cells({**self._values, **values}, self.place)
-
-    def text(self, key: str) -> str | None:
-        """Return the text under ``key``."""
-        value = self._values.get(key)
-        word = "" if value is None else str(value).strip()
-        return None if word.lower() in ("", "nan", "none", "null") else word
-
-    def number(self, key: str) -> float | None:
-        """Return the finite number under ``key``."""
-        word = self.text(key)
-        if word is None:
-            return None
-        try:
-            value = float(word)
-        except ValueError:
-            raise TraceError(f"{self.place}: {key}: {shown(word)} is no number{comma_hint(word)}") from None
-        if not math.isfinite(value):
-            raise TraceError(f"{self.place}: {key}: {shown(word)} is not finite")
-        return value
-
-    def count(self, key: str) -> int | None:
-        """Return the integer from 1 to 1e12 under ``key``."""
-        value = self.number(key)
-        if value is None:
-            return None
-        if value != int(value) or not 1 <= value <= 1e12:
-            raise TraceError(f"{self.place}: {key}: {shown(self.text(key))} is no whole number from 1")
-        return int(value)
-
-    def several(self, key: str) -> int | None:
-        """Return the integer > 1 under ``key``; None if it is 0 or 1, which tables use for disabled features."""
-        return None if self.number(key) in (None, 0.0, 1.0) else self.count(key)
-
-    def flag(self, key: str) -> bool | None:
-        """Return the boolean under ``key``."""
-        word = self.text(key)
-        if word is None:
-            return None
-        if word.lower() not in (*_YES, *_NO):
-            raise TraceError(f"{self.place}: {key}: {shown(word)} is neither true nor false")
-        return word.lower() in _YES
-
-    def positive(self, key: str) -> float | None:
-        """Return the number > 0 under ``key``; None if it is <= 0, which tools write for values not measured."""
-        value = self.number(key)
-        return value if value is not None and value > 0 else None
 
 
 def csv_records(text: str, delimiter: str = ",", first_line: int = 1) -> Iterator[tuple[int, list[str] | str]]:
@@ -340,3 +255,44 @@ def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
             yield Cells(dict(zip(columns, row, strict=True)), f"{path}:{line}")
 
     return columns, rows()
+
+
+@contextmanager
+def arrow_reading(path: Path, kind: str = "Parquet") -> Iterator[None]:
+    """Convert what Arrow says of a damaged file of a ``kind`` into a TraceError that names the file."""
+    import pyarrow as pa
+
+    with reading(path):
+        try:
+            yield
+        except TraceError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as problem:
+            if isinstance(problem, OSError) and problem.strerror:
+                raise
+            detail = " ".join(str(problem).split())[:120]
+            raise TraceError(f"{path}: not a readable {kind} file, damaged or cut short? ({detail})") from None
+
+
+def parquet_table(path: Path) -> pa.Table:
+    """A Parquet file, whole; raises TraceError if damaged, or with more than ``LARGEST_TABLE_VALUES`` values."""
+    import pyarrow.parquet as pq
+
+    with arrow_reading(path):
+        about = pq.read_metadata(path)
+        if about.num_rows * about.num_columns > LARGEST_TABLE_VALUES:
+            raise TraceError(
+                f"{path}: {about.num_rows} rows of {about.num_columns} columns are more than "
+                f"{LARGEST_TABLE_VALUES} values; is this a trace?"
+            )
+        return pq.read_table(path)
+
+
+def table_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
+    """Columns and rows of a CSV or Parquet file; raises TraceError if it cannot be read."""
+    if not is_parquet(path):
+        return csv_rows(path)
+    table = parquet_table(path)
+    with arrow_reading(path):
+        rows = table.to_pylist()
+    return tuple(table.column_names), (Cells(row, f"{path}: row {number}") for number, row in enumerate(rows))

@@ -101,7 +101,7 @@ def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
         (b"\x89PNG\r\n\x1a\n\x00\x00", "binary data"),
         (b"PK\x03\x04rest", "zip-compressed"),
         (b"\x28\xb5\x2f\xfdrest", "zstd-compressed"),
-        (b"PAR1 and no more", "not a usable Parquet"),
+        (b"PAR1 and no more", "not a readable Parquet"),
         (gzip.compress(GOOD.encode() * 99, mtime=0)[:60], "gzip data is damaged or cut short"),
         (b"\x1f\x8b", "gzip data is damaged or cut short"),
         (b"\x1f\x8bjunk that is no gzip", "gzip data is damaged"),

@@ -117,7 +117,7 @@ def test_a_parquet_table_of_another_kind_is_refused(tmp_path):
     with pytest.raises(TraceError, match="unknown column 'seconds'"):
         read_steps(path)
     path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(TraceError, match=r"steps\.parquet: not readable as Parquet"):
+    with pytest.raises(TraceError, match=r"steps\.parquet: not a readable Parquet"):
         read_steps(path)
 
 

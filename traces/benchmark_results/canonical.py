@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from traces.benchmark_results.run import METRICS, PROCESSES, MeasuredRun, TokenCounts, latencies_ms
+from traces.benchmark_results.run import (
+    ACCESS,
+    METRICS,
+    PROCESSES,
+    MeasuredRun,
+    TokenCounts,
+    facts_of,
+    latencies_ms,
+)
 from traces.errors import TraceError, did_you_mean
-from traces.files import Cells
+from traces.fields import Cells
 
-WORDS = ("run", "model", "chip", "framework", "framework_version", "weights_dtype", "kv_cache_dtype", "process",
-         "trace", "trace_format", "speculation")  # fmt: skip
-COUNTS = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "replicas", "max_concurrency", "input_tokens",
-          "output_tokens", "min_input_tokens", "min_output_tokens", "num_requests", "max_num_seqs",
-          "max_num_batched_tokens", "max_model_len", "num_kv_blocks", "block_size",
-          "num_speculative_tokens")  # fmt: skip
-NUMBERS = ("request_rate", "burstiness", "gpu_memory_utilization", "acceptance_length")
-FLAGS = ("prefix_caching", "chunked_prefill")
-_OWN_RULES = ("run", "process", "trace_format")
-COLUMNS = (*WORDS, *COUNTS, *NUMBERS, *FLAGS, *METRICS)
+_OWN_RULES = ("name", "process", "input_tokens", "output_tokens", "unusable", "tokenizer", "data_parallel_attention")
+_FACTS = {name: name for name in ACCESS if name not in _OWN_RULES}
+COLUMNS = ("run", *_FACTS, "process", "trace_format", "input_tokens", "output_tokens", "min_input_tokens",
+           "min_output_tokens", *METRICS)  # fmt: skip
 SIGNATURE = frozenset(METRICS)
 """Columns that identify a canonical table, unless columns of another source are present."""
 
@@ -39,9 +40,7 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
         measured = latencies_ms(cells, {name: name for name in METRICS})
         if not measured:
             raise TraceError(f"{cells.place}: no metric is given (one of {', '.join(METRICS[:3])} ...)")
-        facts: dict[str, Any] = {name: cells.text(name) for name in WORDS if name not in _OWN_RULES}
-        facts |= {name: cells.count(name) for name in COUNTS if not name.endswith("put_tokens")}
-        facts |= {name: cells.positive(name) for name in NUMBERS} | {name: cells.flag(name) for name in FLAGS}
+        facts = facts_of(cells, _FACTS)
         if "speculation" in columns and facts["speculation"] is None:
             facts["speculation"] = "none"
         yield MeasuredRun(
@@ -52,7 +51,7 @@ def canonical_runs(columns: Iterable[str], rows: Iterable[Cells], file: str) -> 
             output_tokens=_tokens(cells, "output_tokens"),
             trace_format=cells.text("trace_format") or "auto",
             measured=measured,
-            **facts,
+            **facts,  # type: ignore[arg-type]
         )
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from traces.benchmark_results.canonical import COLUMNS, SIGNATURE, canonical_runs
-from traces.benchmark_results.results import aiperf_run, guidellm_runs, inference_perf_run, vllm_run
+from traces.benchmark_results.results import TABLES, aiperf_run, guidellm_runs, inference_perf_run, vllm_run
 from traces.benchmark_results.run import MeasuredRun
 from traces.errors import TraceError, did_you_mean
-from traces.files import Cells, csv_rows, json_value, read_text
+from traces.fields import Cells, Record
+from traces.files import csv_rows, json_value, read_text
 
-FORMATS = {
-    "forerun": "Forerun's own CSV: settings under scenario names, metrics under vLLM's",
-    "vllm-bench": "result JSON of vllm bench serve, or result lines of SGLang's bench_serving",
-    "aiperf": "profile_export JSON of AIPerf or GenAI-Perf",
-    "inference-perf": "lifecycle metrics JSON of inference-perf",
-    "guidellm": "benchmark report JSON of GuideLLM",
-}
-_DOCUMENTS: dict[str, Callable[[Mapping[str, Any], str, Path], MeasuredRun | Iterator[MeasuredRun]]] = {
+FORMATS: dict[str, str] = {name: table["title"] for name, table in TABLES.items()}
+_DOCUMENTS: dict[str, Callable[[Record, str, Path], MeasuredRun | Iterator[MeasuredRun]]] = {
     "vllm-bench": vllm_run,
     "aiperf": aiperf_run,
     "inference-perf": inference_perf_run,
@@ -54,23 +48,27 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
         raise TraceError(f"--format: no format '{format}'{did_you_mean(format, FORMATS)} (one of {', '.join(FORMATS)})")
     file = Path(path)
     if file.is_dir():
-        every_run: list[MeasuredRun] = []
-        once: set[str] = set()
-        for name in sorted(file.rglob("*")):
-            if name.is_file() and name.suffix in (".csv", ".json", ".jsonl") and _recognised(name, format):
-                runs = read_runs(name, format)
-                if detect(name) == "vllm-bench":
-                    keys = [repr(replace(run, name="", place="")) for run in runs]
-                    runs = [run for run, key in zip(runs, keys, strict=True) if key not in once]
-                    once.update(keys)
-                every_run += runs
-        if not every_run:
+        runs = list(_folder(file, format))
+        if not runs:
             raise TraceError(f"{file}: no file in this folder is recognised as measured serving runs")
-        return every_run
+        return runs
     runs = list(_read(file, format))
     if not runs:
         raise TraceError(f"{file}: no run in it")
     return runs
+
+
+def _folder(folder: Path, format: str) -> Iterator[MeasuredRun]:
+    once: set[str] = set()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.suffix in (".csv", ".json", ".jsonl") and _recognised(file, format):
+            swept = detect(file) == "vllm-bench"
+            for run in read_runs(file, format):
+                key = repr(replace(run, name="", place="")) if swept else None
+                if key not in once:
+                    yield run
+                if key:
+                    once.add(key)
 
 
 def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[MeasuredRun]:
@@ -98,7 +96,7 @@ def detect(file: Path) -> str | None:
     Raises:
         TraceError: it cannot be read.
     """
-    value: Any = None
+    value: object = None
     if file.suffix == ".csv":
         names = frozenset(csv_rows(file)[0])
         if names >= _VLLM_COLUMNS:
@@ -115,12 +113,12 @@ def detect(file: Path) -> str | None:
     for format, (signature, _) in _TABLES.items():
         if signature <= names:
             return format
-    if value is not None:
+    if isinstance(value, dict):
         return _json_format(value)
     return "forerun" if names & SIGNATURE or names <= frozenset(COLUMNS) else None
 
 
-def _json_format(value: dict[str, Any]) -> str | None:
+def _json_format(value: Record) -> str | None:
     if isinstance(value.get("benchmarks"), list):
         return "guidellm"
     if isinstance(value.get("successes"), dict) and "load_summary" in value:
@@ -171,7 +169,7 @@ def _documents(file: Path, format: str) -> Iterator[MeasuredRun]:
     for place, part in lines:
         whole = json_value(part, place)
         several = isinstance(whole, list)
-        for number, value in enumerate(whole if several else [whole]):
+        for number, value in enumerate(whole if isinstance(whole, list) else [whole]):
             where = f"{place}: [{number}]" if several else place
             if not isinstance(value, dict) or _json_format(value) != format:
                 raise TraceError(f"{where}: no JSON object in the format '{format}'")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 
 from forerun.arrays import IntArray
 from traces.errors import TraceError
-from traces.files import Cells
+from traces.fields import Cells
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -107,7 +107,7 @@ class MeasuredRun:
     derived: tuple[str, ...] = ()
     """Metrics that the source does not state and that follow from the others by Little's law."""
     steady: bool = False
-    """Whether all figures are those of the time in which every place is taken."""
+    """True if all figures are those of the time in which every place is taken."""
     unusable: str | None = None
     """Why the run cannot be compared; None = it can."""
     notes: tuple[str, ...] = ()
@@ -129,6 +129,30 @@ class MeasuredRun:
         return (self.model, self.chip, self.framework, self.tensor_parallel, self.pipeline_parallel,
                 self.expert_parallel, self.weights_dtype, self.input_tokens, self.output_tokens, self.trace,
                 self.speculation, self.num_speculative_tokens)  # fmt: skip
+
+
+_ACCESS: dict[object, Callable[[Cells, str], object]] = {
+    "str | None": Cells.text,
+    "int | None": Cells.count,
+    "float | None": Cells.positive,
+    "bool | None": Cells.flag,
+    "TokenCounts | None": Cells.rounded,
+}
+ACCESS = {one.name: _ACCESS[one.type] for one in fields(MeasuredRun) if one.type in _ACCESS}
+"""Fields of a run that hold one value, with the accessor for their type."""
+
+
+def facts_of(cells: Cells, columns: Mapping[str, str | Sequence[str]]) -> dict[str, object]:
+    """Fields of a run that a row states; of several columns the first with a value counts.
+
+    >>> facts_of(Cells({"tp": "2"}, "runs.csv:2"), {"tensor_parallel": ["tensor_parallel_size", "tp"], "model": "model"})
+    {'tensor_parallel': 2, 'model': None}
+    """
+    facts: dict[str, object] = {}
+    for name, column in columns.items():
+        values = (ACCESS[name](cells, one) for one in ([column] if isinstance(column, str) else column))
+        facts[name] = next((value for value in values if value is not None), None)
+    return facts
 
 
 def closed_loop_throughput(concurrency: int, output_tokens: float, ttft_ms: float, tpot_ms: float) -> float:

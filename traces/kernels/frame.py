@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-import pyarrow.parquet as papq
 
 from forerun.arrays import BoolArray, FloatArray
 from traces.errors import TraceError, did_you_mean, shown
-from traces.files import check_table_size, head, is_parquet, unpacked_bytes
+from traces.files import arrow_reading, head, is_parquet, parquet_table, unpacked_bytes
 from traces.kernels.table import Words
 
 
@@ -118,32 +117,23 @@ def read_frame(path: Path, skip_lines: int = 0) -> Frame:
         TraceError: missing, empty, damaged or cut short, or without rows.
     """
     try:
-        table = _read_parquet(path) if is_parquet(path) else _read_csv(path, skip_lines)
+        table = parquet_table(path) if is_parquet(path) else _read_csv(path, skip_lines)
         table = table.rename_columns([name.strip("\ufeff") for name in table.column_names])
     except UnicodeDecodeError:
         raise TraceError(f"{path}: the header holds bytes that are not UTF-8 text; save the file as UTF-8") from None
-    except (pa.ArrowException, OSError, EOFError) as problem:
-        if isinstance(problem, OSError) and problem.strerror:
-            raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
-        kind = "Parquet" if is_parquet(path) else "CSV"
-        detail = " ".join(str(problem).split())
-        raise TraceError(f"{path}: not a readable {kind} file, damaged or cut short? ({detail[:120]})") from None
     if table.num_rows == 0:
         raise TraceError(f"{path}: no rows; a kernel trace needs at least one measurement")
     return Frame(path, table, Counter())
 
 
-def _read_parquet(path: Path) -> Any:
-    check_table_size(path)
-    return papq.read_table(path)
-
-
-def _read_csv(path: Path, skip_lines: int) -> Any:
+def _read_csv(path: Path, skip_lines: int) -> pa.Table:
     if not head(path).strip():
         raise TraceError(f"{path}: the file is empty")
-    return pacsv.read_csv(
-        io.BytesIO(unpacked_bytes(path)),
-        read_options=pacsv.ReadOptions(skip_rows=skip_lines),
-        convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
-        parse_options=pacsv.ParseOptions(newlines_in_values=True),
-    )
+    data = io.BytesIO(unpacked_bytes(path))
+    with arrow_reading(path, "CSV"):
+        return pacsv.read_csv(
+            data,
+            read_options=pacsv.ReadOptions(skip_rows=skip_lines),
+            convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
+            parse_options=pacsv.ParseOptions(newlines_in_values=True),
+        )

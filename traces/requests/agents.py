@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError, shown
+from traces.fields import Record, number_of, objects_at, value_at
 from traces.files import json_value, load_document, read_text
 from traces.requests.layout import Options
 from traces.requests.rows import RawChunk, record_chunks
 from traces.requests.values import parse_hash_lists
 
 Records = list[dict[str, Any]]
+"""Flat records of requests by column, filled in several passes."""
 
+_FIELDS = ("in", "out", "hash_ids", "think_time", "ttft", "api_time")
 CHARACTERS_PER_TOKEN = 4.0
 DAG_BLOCK_TOKENS = 16
 MOST_REQUESTS = 100_000
@@ -83,17 +87,16 @@ def agentic_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
             raise TraceError(f"{file}: a session object with a list 'requests' expected")
         name = str(session.get("id", file.name.split(".")[0]))
         records = list(_walk(file, session["requests"], name, index * options.session_interval_s))
-        local = session.get("hash_id_scope", "local") == "local"
         for record in records:
             record["block_size"] = session.get("block_size")
-        if local:
+        if session.get("hash_id_scope", "local") == "local":
             first_free = _separate(records, first_free)
         _link(records, numbered)
         numbered += len(records)
         yield from record_chunks(file, records, where="request {}")
 
 
-def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iterator[dict[str, Any]]:
+def _walk(file: Path, requests: Sequence[object], session: str, start_s: float) -> Iterator[dict[str, object]]:
     """Flat records of a session and, where they are called, of its subagents."""
     turn = 0
     for number, request in enumerate(requests, start=1):
@@ -109,16 +112,15 @@ def _walk(file: Path, requests: list[Any], session: str, start_s: float) -> Iter
             counts_from_call = first is None or first < at  # newer files count from the session's start
             yield from _walk(file, inner, name, start_s + at if counts_from_call else start_s)
             continue
-        fields = ("in", "out", "hash_ids", "think_time", "ttft", "api_time")
-        record = {key: request.get(key) for key in fields}
-        record |= {"t": request.get("t") if at is None else start_s + at, "session": session, "turn": turn}
+        arrival = request.get("t") if at is None else start_s + at
+        yield {**{key: request.get(key) for key in _FIELDS}, "t": arrival, "session": session, "turn": turn}
         turn += 1
-        yield record
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
+    number = number_of(value)
     try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return None if number is None else float(number)
     except OverflowError:
         return None
 
@@ -163,7 +165,7 @@ class _Dag:
     """State of the traversal of a DAG file, conversation by conversation, turn by turn."""
 
     path: Path
-    conversations: Mapping[str, dict[str, Any]]
+    conversations: Mapping[str, Record]
     characters_per_token: float
     block_tokens: int
     records: Records = field(default_factory=list)
@@ -175,7 +177,7 @@ class _Dag:
             raise TraceError(f"{self.path}: session {name!r} calls itself ({' > '.join((*path, name))})")
         if name not in self.conversations:
             raise TraceError(f"{self.path}: session {path[-1]!r} calls {shown(name)}, which no line has as session_id")
-        turns = self.conversations[name]["turns"]
+        turns = objects_at(self.conversations[name], "turns")
         history, joins, path = list(history), dict[int, list[int]](), (*path, name)
         for child in _names(self.conversations[name], "pre_session_spawns", self._place(name)):
             self.walk(child, after, [], path)
@@ -197,7 +199,7 @@ class _Dag:
             after = leaves or after
         return after
 
-    def _request(self, name: str, index: int, turn: Any, after: list[int], history: list[Part]) -> int:
+    def _request(self, name: str, index: int, turn: Record, after: list[int], history: list[Part]) -> int:
         messages, answer = turn.get("messages"), turn.get("max_tokens")
         if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
             raise TraceError(f"{self._place(name, index)}: messages: a list of messages expected")
@@ -207,9 +209,8 @@ class _Dag:
             text = json.dumps(message, sort_keys=True)
             history.append((text, max(1, ceil(len(_text(message)) / self.characters_per_token))))
         number, prompt = len(self.records), sum(tokens for _, tokens in history)
-        answer_tokens = (
-            answer if isinstance(answer, int) and not isinstance(answer, bool) and 0 < answer <= MOST_TOKENS else 0
-        )
+        known = isinstance(answer, int) and not isinstance(answer, bool) and 0 < answer <= MOST_TOKENS
+        answer_tokens = answer if isinstance(answer, int) and known else 0
         history.append((number, answer_tokens))
         self.records.append(
             {
@@ -247,14 +248,14 @@ class _Dag:
         return f"{self.path}: session {name!r}" + ("" if turn is None else f": turn {turn}")
 
 
-def _names(holder: Mapping[str, Any], key: str, place: str) -> list[str]:
+def _names(holder: Record, key: str, place: str) -> list[str]:
     names = holder.get(key) or []
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise TraceError(f"{place}: {key}: {shown(names)}: ids of sessions expected")
     return names
 
 
-def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
+def _entries(turn: Record, key: str, place: str) -> Iterator[tuple[list[str], Record]]:
     """(sessions, their fields) of each of a turn's forks or spawns, ids or objects."""
     entries = turn.get(key) or []
     for entry in entries if isinstance(entries, list) else [entries]:
@@ -264,11 +265,11 @@ def _entries(turn: Mapping[str, Any], key: str, place: str) -> Iterator[tuple[li
             yield _names({key: [entry]}, key, place), {}
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Record) -> str:
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    return "".join(texts) + (json.dumps(calls) if calls else "")
+    texts = (value_at(part, "text") for part in parts)
+    return "".join(text for text in texts if isinstance(text, str)) + (json.dumps(calls) if calls else "")
 
 
 def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
@@ -279,26 +280,25 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
     Source: AIPerf v0.13, ``dataset/loader/dag_jsonl_models.py``.
     """
-    conversations: dict[str, dict[str, Any]] = {}
+    conversations: dict[str, Record] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         record = json_value(line, f"{path}:{number}")
-        name = record.get("session_id") if isinstance(record, dict) else None
-        turns = record.get("turns") if isinstance(record, dict) else None
-        if not isinstance(name, str) or not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns):
+        name, turns = value_at(record, "session_id"), value_at(record, "turns")
+        if not isinstance(name, str) or turns != objects_at(record, "turns"):
             raise TraceError(f"{path}:{number}: a conversation with session_id and a list 'turns' expected")
-        if record.get("orchestrator") or not turns:
+        if value_at(record, "orchestrator") or not turns:
             raise TraceError(f"{path}:{number}: {name}: has no turns, or is an orchestrator, which sends no requests")
         if name in conversations:
             raise TraceError(f"{path}:{number}: session_id {name!r} a second time")
-        conversations[name] = record
+        conversations[name] = {"turns": turns, "pre_session_spawns": value_at(record, "pre_session_spawns")}
     ratio, block = options.characters_per_token or CHARACTERS_PER_TOKEN, options.block_tokens or DAG_BLOCK_TOKENS
     dag = _Dag(path, conversations, ratio, block)
     called: set[str] = set()
     for name, conversation in conversations.items():
         called.update(_names(conversation, "pre_session_spawns", f"{path}: session {name!r}"))
-        for turn in conversation["turns"]:
+        for turn in objects_at(conversation, "turns"):
             for key in ("forks", "spawns"):
                 called.update(child for children, _ in _entries(turn, key, str(path)) for child in children)
     try:
@@ -312,21 +312,21 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     yield from record_chunks(path, dag.records, where="request {}")
 
 
-def spans_of(document: Any) -> Iterator[Mapping[str, Any]]:
+def spans_of(document: object) -> Iterator[Record]:
     """Spans of an OTLP JSON document, or of a list of them."""
     for export in document if isinstance(document, list) else [document]:
-        for resource in _objects(export, "resourceSpans"):
-            for scope in (*_objects(resource, "scopeSpans"), *_objects(resource, "instrumentationLibrarySpans")):
-                yield from _objects(scope, "spans")
+        for resource in objects_at(export, "resourceSpans"):
+            for scope in (*objects_at(resource, "scopeSpans"), *objects_at(resource, "instrumentationLibrarySpans")):
+                yield from objects_at(scope, "spans")
 
 
-def requests_of(spans: Iterable[Mapping[str, Any]]) -> tuple[Records, int]:
+def requests_of(spans: Iterable[Record]) -> tuple[Records, int]:
     """Requests of spans in the order of their beginning, and the number of spans that repeat the usage of others.
 
     Of nested spans with usage the innermost are requests: a client's span repeats its server's, that of an agent or a
     chain has the sum of its calls. Calls inside a tool's span are the tool's own. A span exported twice counts once.
     """
-    by_id: dict[object, Mapping[str, Any]] = {}
+    by_id: dict[object, Record] = {}
     for number, span in enumerate(spans):
         by_id.setdefault((span.get("traceId"), span["spanId"]) if span.get("spanId") else number, span)
     rows = {key: row for key, span in by_id.items() if (row := request_of(span)) is not None}
@@ -367,31 +367,31 @@ def outer_note(count: int) -> str:
     )
 
 
-def _interval(span: Mapping[str, Any]) -> tuple[int, int]:
+def _interval(span: Record) -> tuple[int, int]:
     """Begin and end of a request's span, nanoseconds."""
-    began = int(span["startTimeUnixNano"])
-    return began, int(span.get("endTimeUnixNano", began))
+    began, ended = (
+        int(time if isinstance(time, int | float) else str(time))
+        for time in (span["startTimeUnixNano"], span.get("endTimeUnixNano", span["startTimeUnixNano"]))
+    )
+    return began, ended
 
 
-def _operation(span: Mapping[str, Any]) -> str:
+def _operation(span: Record) -> str:
     """Operation of a span by OpenTelemetry's conventions: its attribute, or the first word of its name."""
-    values = [one.get("value") for one in _objects(span, "attributes") if one.get("key") == "gen_ai.operation.name"]
-    stated = values[0].get("stringValue") if values and isinstance(values[0], Mapping) else None
+    named = [one for one in objects_at(span, "attributes") if one.get("key") == "gen_ai.operation.name"]
+    stated = value_at(named[0], "value.stringValue") if named else None
     return str(stated or span.get("name", "")).partition(" ")[0]
 
 
-def _objects(holder: Any, key: str) -> list[Mapping[str, Any]]:
-    values = holder.get(key) if isinstance(holder, Mapping) else None
-    return [one for one in values if isinstance(one, Mapping)] if isinstance(values, list) else []
+def request_of(span: Record) -> dict[str, Any] | None:
+    """Request of a span by the keys of ``SPAN_KEYS``, with when it ``began`` (seconds) and its ``trace``.
 
-
-def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a span tells of a request: seconds and tokens by the keys of ``SPAN_KEYS``, when it ``began`` (seconds) and
-    its ``trace``; None where it is of none."""
-    values = {str(one.get("key")): _value(one.get("value")) for one in _objects(span, "attributes")}
+    None if the span is no request's.
+    """
+    values = {str(one.get("key")): _value(one) for one in objects_at(span, "attributes")}
     request: dict[str, Any] = {
-        what: next((values[key] for key in keys if values.get(key) is not None), None)
-        for what, keys in SPAN_KEYS.items()
+        name: next((values[key] for key in keys if values.get(key) is not None), None)
+        for name, keys in SPAN_KEYS.items()
     }
     try:
         began, ended = _interval(span)
@@ -404,13 +404,13 @@ def request_of(span: Mapping[str, Any]) -> dict[str, Any] | None:
     return request | {"began": began * 1e-9, "e2el": e2el, "trace": span.get("traceId")}
 
 
-def _value(value: Any) -> float | None:
-    for key in ("intValue", "doubleValue"):
-        if isinstance(value, Mapping) and key in value:
-            try:
-                return float(value[key])
-            except (TypeError, ValueError):
-                return None
+def _value(attribute: Record) -> float | None:
+    """Number that an attribute holds."""
+    number = value_at(attribute, "value.intValue")
+    if number is None:
+        number = value_at(attribute, "value.doubleValue")
+    with suppress(ValueError):
+        return float(str(number))
     return None
 
 

@@ -6,24 +6,17 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from traces.errors import TraceError, did_you_mean, shown
+from traces.fields import Record, column_words
 from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
 from traces.requests.agents import agentic_chunks, dag_chunks, otel_chunks, session_files
 from traces.requests.documents import sharegpt_chunks, vllm_bench_chunks
 from traces.requests.formats import LAYOUTS, PLAIN
-from traces.requests.layout import (
-    MAP_EXAMPLE,
-    Options,
-    TraceLayout,
-    can_guess,
-    column_words,
-    mapped_layout,
-    no_tokens_hint,
-)
+from traces.requests.layout import MAP_EXAMPLE, Options, TraceLayout, can_guess, mapped_layout, no_tokens_hint
 from traces.requests.rows import (
     RawChunk,
     csv_chunks,
@@ -51,11 +44,11 @@ _TABLES = [layout for name, layout in LAYOUTS.items() if name not in _DOCUMENTS 
 FORMATS: dict[str, str] = {layout.name: layout.title for layout in LAYOUTS.values()}
 """Names accepted by ``format=`` in addition to ``auto``, each with a title."""
 
-READERS: dict[str, Callable[[Path], Iterable[Mapping[str, Any]]]] = {}
+READERS: dict[str, Callable[[Path], Iterable[Record]]] = {}
 """Registered readers by format: each yields one mapping per request, with the canonical column names as keys."""
 
 
-def register_reader(format: str, title: str, read: Callable[[Path], Iterable[Mapping[str, Any]]]) -> None:
+def register_reader(format: str, title: str, read: Callable[[Path], Iterable[Record]]) -> None:
     """Add a trace format.
 
     Args:
@@ -81,7 +74,7 @@ class OpenedTrace:
         layout: layout of its format.
         names: column names, or None if they are known only from the rows.
         chunks: function that opens the trace.
-        streams: whether the rows arrive a chunk at a time; otherwise the file is one document.
+        streams: True if the rows arrive a chunk at a time; otherwise the file is one document.
     """
 
     path: Path
@@ -109,8 +102,9 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
         raise TraceError(f"{path}: format {format!r} says what the columns mean; leave it out, or leave columns out")
     layout = LAYOUTS.get(format)
     if layout is not None and format in READERS:
-        read = READERS[format]
-        return OpenedTrace(path, layout, None, lambda *_: record_chunks(path, list(read(path))), streams=False)
+        return OpenedTrace(
+            path, layout, None, lambda *_: record_chunks(path, list(READERS[format](path))), streams=False
+        )
     if path.is_dir():
         return _folder(path, layout)
     if format in _DOCUMENTS:
@@ -151,10 +145,8 @@ def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] 
         sample = {name: values[0] for name, values in start.columns.items()} if start and start.count else {}
         layout = _recognise(path, names, "columns", sample, columns, lambda: parquet_chunks(path, "skip", names))
     used = {column.name for column in layout.bind(names, str(path)).columns.values()}
-    wanted = names if layout.drop or layout.prepare or layout.flatten else [name for name in names if name in used]
-    return OpenedTrace(
-        path, layout, names, lambda options, on_error: parquet_chunks(path, on_error, wanted), streams=True
-    )
+    wanted = names if layout.whole_rows else [name for name in names if name in used]
+    return OpenedTrace(path, layout, names, lambda _, on_error: parquet_chunks(path, on_error, wanted), streams=True)
 
 
 def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
@@ -164,50 +156,42 @@ def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Map
     keys = visible_keys(text) if record is None else set(record)
     if _object(lines[0]) is None and len(lines) > 1:
         keys |= visible_keys(text)
-    for agents in ("agentic", "aiperf-dag", "otel"):
-        if layout is None and set(LAYOUTS[agents].signature) <= keys:
-            return _document(path, agents)
-    if layout is None and ("input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys):
-        return _document(path, "vllm-bench")
-    if layout is None and record is None and len(lines) > 1:
-        raise TraceError(
-            f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
-            f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
-        )
-    chosen = layout or _recognise(
-        path,
-        sorted(keys) if record is None else list(record),
-        "keys",
-        record or {},
-        columns,
-        lambda: jsonl_chunks(path, "skip", None),
-    )
-    return OpenedTrace(
-        path, chosen, None, lambda options, on_error: jsonl_chunks(path, on_error, chosen.flatten), streams=True
-    )
+    if layout is None:
+        for name in ("agentic", "aiperf-dag", "otel"):
+            if set(LAYOUTS[name].signature) <= keys:
+                return _document(path, name)
+        if "input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys:
+            return _document(path, "vllm-bench")
+        if record is None and len(lines) > 1:
+            raise TraceError(
+                f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
+                f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
+            )
+        names = sorted(keys) if record is None else list(record)
+        layout = _recognise(path, names, "keys", record or {}, columns, lambda: jsonl_chunks(path, "skip"))
+    paths = layout.paths
+    return OpenedTrace(path, layout, None, lambda _, on_error: jsonl_chunks(path, on_error, paths), streams=True)
 
 
 def _object(line: str) -> dict[str, object] | None:
-    try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return parsed if isinstance(parsed, dict) else None
+    with suppress(ValueError, RecursionError):
+        if isinstance(parsed := json.loads(line), dict):
+            return parsed
+    return None
 
 
 def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
     document = load_document(path)
-    first = next((entry for entry in document if isinstance(entry, dict)), {}) if isinstance(document, list) else {}
+    entries: list[object] = document if isinstance(document, list) else []
+    first: Record = next((entry for entry in entries if isinstance(entry, dict)), {})
     if layout is None and ("conversations" in first or "conversation" in first):
         return _document(path, "sharegpt")
     if layout is None and "resourceSpans" in first:
         return _document(path, "otel")
     if not first:
         raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
-    chosen = layout or _recognise(path, list(first), "keys", first, columns, lambda: record_chunks(path, document))
-    return OpenedTrace(
-        path, chosen, None, lambda options, on_error: record_chunks(path, document, flatten=chosen.flatten), False
-    )
+    chosen = layout or _recognise(path, list(first), "keys", first, columns, lambda: record_chunks(path, entries))
+    return OpenedTrace(path, chosen, None, lambda *_: record_chunks(path, entries, paths=chosen.paths), streams=False)
 
 
 def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
@@ -224,18 +208,16 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
     sample = dict(zip(names, row, strict=False))
     chosen = layout or _recognise(path, names, "columns", sample, columns, lambda: csv_chunks(path, "skip"))
     used = chosen.bind(names, f"{path}:1").columns
-    wanted = None if chosen.drop or chosen.prepare else [column.name for column in used.values()]
+    wanted = None if chosen.whole_rows else [column.name for column in used.values()]
     typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
-    return OpenedTrace(
-        path, chosen, names, lambda options, on_error: csv_chunks(path, on_error, wanted, typed), streams=True
-    )
+    return OpenedTrace(path, chosen, names, lambda _, on_error: csv_chunks(path, on_error, wanted, typed), streams=True)
 
 
 def _recognise(
     path: Path,
     names: list[str],
     kind: str,
-    sample: Mapping[str, Any],
+    sample: Record,
     columns: Mapping[str, str] | None,
     chunks: Callable[[], Iterator[RawChunk]],
 ) -> TraceLayout:
@@ -263,11 +245,13 @@ _COUNTED = {"num", "n", "number", "total", "count", "api", "model", "successful"
 _HOUR_S = 3600
 _MOST_UNIX_S = 1e10
 _LEAST_BUCKET_S = 600
+_BEGIN, _END = {"start", "begin", "from", "since"}, {"end", "stop", "to", "until"}
+"""Words in the names of columns that hold the edges of a row's span of time."""
 _DAY = re.compile(r"\d{4}[-/]\d{1,2}([-/]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 
 
-def _refuse_sums(path: Path, sample: Mapping[str, Any], chunks: Callable[[], Iterator[RawChunk]]) -> None:
+def _refuse_sums(path: Path, sample: Record, chunks: Callable[[], Iterator[RawChunk]]) -> None:
     """Refuse a table whose rows count several requests, or cover whole hours or days.
 
     Args:
@@ -276,102 +260,83 @@ def _refuse_sums(path: Path, sample: Mapping[str, Any], chunks: Callable[[], Ite
         chunks: opens the rows; only the first chunk is read, and only where names or values of the row raise a doubt.
     """
     counted = [name for name in sample if _counts_requests(name) and _float(sample[name]) is not None]
-    days = [name for name in sample if _is(_DAY, sample[name])]
-    clocks = [name for name in sample if _is(_CLOCK, sample[name])]
-    whole = [name for name in sample if _on_the_hour(sample[name])]
+    times = [name for name in sample if _seconds(sample[name]) is not None]
+    days, clocks = (
+        [name for name, value in sample.items() if isinstance(value, str) and pattern.fullmatch(value.strip())]
+        for pattern in (_DAY, _CLOCK)
+    )
+    whole = [name for name in times if _on_the_hour(sample[name])]
     others = [name for name in sample if name not in (*days, *clocks, *whole)]
-    if any(_seconds(sample[name]) is not None or PLAIN.accepts_for("arrival_s", [name]) for name in others):
+    if any(name in times or PLAIN.accepts_for("arrival_s", [name]) for name in others):
         days, clocks, whole = [], [], []  # another column has the arrivals
     if days and clocks:
         raise TraceError(
             f"{path}: date and time are in two columns, {days[0]!r} and {clocks[0]!r}; join them in one, such as "
             f"'2026-07-01 09:30:00'"
         )
-    edges = [_edge(sample, words) for words in (("start", "begin", "from", "since"), ("end", "stop", "to", "until"))]
-    if not counted and not days and not all(edges) and not whole:
+    first, last = (
+        next((name for name in times if not words.isdisjoint(column_words(name))), "") for words in (_BEGIN, _END)
+    )
+    if not counted and not days and not (first and last) and not whole:
         return
-    rows = _rows(next(iter(chunks()), None), list(sample))
+    start = next(iter(chunks()), None)
+    rows = [] if start is None else [
+        dict(zip(sample, row, strict=True)) for row in zip(*map(start.column, sample), strict=True)
+    ]  # fmt: skip
+    spans = [(_seconds(row[first]) or 0.0, _seconds(row[last]) or 0.0) for row in rows if first and last]
     count = next((name for name in counted if any((_float(row[name]) or 0) > 1 for row in rows)), None)
-    times = [name for name in sample if _seconds(sample[name]) is not None]
-    spans = {_seconds(row[edges[1]], 0) - _seconds(row[edges[0]], 0) for row in rows} if all(edges) else set()  # type: ignore[index,operator]
-    buckets = len(spans) == 1 and min(spans) >= _LEAST_BUCKET_S
-    by_hour = len(rows) > 1 and bool(whole) and all(_on_the_hour(row[name]) for name in times for row in rows)
-    if count is None and not days and not buckets and not by_hour:
-        return
+    lengths = {end - begin for begin, end in spans}
     if count is not None:
         what = f"column {count!r} counts {shown(sample[count])} requests in the first"
     elif days:
         what = f"column {days[0]!r} has dates without a time of day"
+    elif len(lengths) == 1 and min(lengths) >= _LEAST_BUCKET_S:
+        what = f"each covers {min(lengths):.0f} s"
+    elif len(rows) > 1 and whole and all(_on_the_hour(row[name]) for name in times for row in rows):
+        what = f"all times in {whole[0]!r} are whole hours"
     else:
-        what = f"each covers {min(spans):.0f} s" if buckets else f"all times in {whole[0]!r} are whole hours"
-    raise TraceError(
-        f"{path}: the rows are sums over many requests, not requests ({what}); {_load(rows, count, edges)}"
-    )
+        return
+    way = _load(rows, count, max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0)
+    raise TraceError(f"{path}: the rows are sums over many requests, not requests ({what}); {way}")
 
 
-def _load(rows: Sequence[Mapping[str, Any]], count: str | None, edges: Sequence[str | None]) -> str:
-    """The way out: fields of a workload with the means of the table, as far as it states them."""
+def _load(rows: Sequence[Record], count: str | None, seconds: float) -> str:
+    """Way out of a table of sums over ``seconds``: a workload with the means that it states."""
     way = "describe the load in the scenario's workload"
-    names = {
-        side: next((name for name in rows[0] if PLAIN.accepts_for(f"{side}_tokens", [name])), None)
-        for side in ("input", "output")
-    }
     requests = sum(_float(row[count]) or 0 for row in rows) if count else 0
     if not requests:
         return f"{way}: arrivals, input_tokens and output_tokens of a request"
-    means = [
-        f"{side}_tokens: {sum(_float(row[name]) or 0 for row in rows) / requests:.0f}"
-        for side, name in names.items()
-        if name is not None
-    ]
-    if all(edges):
-        start, end = edges
-        seconds = max(_seconds(row[end], 0) for row in rows) - min(_seconds(row[start], 0) for row in rows)  # type: ignore[index,type-var,operator]
-        means = [f"request_rate: {requests / seconds:.3g}", *means] if seconds > 0 else means
+    means = [f"request_rate: {requests / seconds:.3g}"] if seconds > 0 else []
+    for side in ("input_tokens", "output_tokens"):
+        name = next((name for name in rows[0] if PLAIN.accepts_for(side, [name])), None)
+        if name is not None:
+            means.append(f"{side}: {sum(_float(row[name]) or 0 for row in rows) / requests:.0f}")
     return f"{way}; their means: {', '.join(means) or 'not stated'} ({requests:.0f} requests; single lengths are lost)"
 
 
 def _counts_requests(name: str) -> bool:
     """True for names such as ``num_model_requests``, ``request_count`` and ``requests``, not for ``request_id``."""
-    words = column_words(name)
+    words = set(column_words(name))
     several = words & {"requests", "calls"}
     single = words & {"request", "call"}
     return bool(several or (single and words & _COUNTED)) and words - several - single <= _COUNTED
 
 
-def _edge(sample: Mapping[str, Any], words: tuple[str, ...]) -> str | None:
-    return next(
-        (name for name in sample if column_words(name) & set(words) and _seconds(sample[name]) is not None), None
-    )
-
-
-def _rows(chunk: RawChunk | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    if chunk is None:
-        return []
-    columns = {name: chunk.columns.get(name, [None] * chunk.count) for name in names}
-    return [{name: values[row] for name, values in columns.items()} for row in range(chunk.count)]
-
-
-def _is(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value.strip()) is not None
-
-
 def _float(value: object) -> float | None:
-    try:
-        return None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
+    with suppress(ValueError):
+        return float(str(value))
+    return None
 
 
-def _seconds(value: object, instead: float | None = None) -> float | None:
+def _seconds(value: object) -> float | None:
     """A Unix time in seconds, as a number or an ISO 8601 date with its time."""
     if is_date(value):
         try:
             return nanoseconds_of(value) / 1e9
         except Exception:  # a date that does not exist is the reader's to refuse
-            return instead
+            return None
     number = _float(value)
-    return number if number is not None and LEAST_UNIX_S <= number <= _MOST_UNIX_S else instead
+    return number if number is not None and LEAST_UNIX_S <= number <= _MOST_UNIX_S else None
 
 
 def _on_the_hour(value: object) -> bool:

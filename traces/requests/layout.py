@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from forerun.arrays import BoolArray
 from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
-from traces.requests.rows import Flatten, RawChunk
-from traces.requests.values import UNITS_PER_SECOND, Values, is_date
-
-
-class TraceColumn(NamedTuple):
-    """A column name and, for times, its unit: s, ms, us, ns, or None for dates and plausible guesses."""
-
-    name: str
-    unit: str | None = None
+from traces.fields import UNITS_PER_SECOND, Record, TraceColumn, column_words, squash, unit_of
+from traces.requests.rows import Paths, RawChunk
+from traces.requests.values import Values, is_date
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,9 @@ class Options:
 
 
 Drop = Callable[["Bound", RawChunk, Options], Mapping[str, BoolArray]]
-Prepare = Callable[["Bound", RawChunk, dict[str, Any]], dict[str, Values]]
+Prepare = Callable[["Bound", RawChunk, dict[object, str]], dict[str, Values]]
+FAILED = "failed request"
+"""Start of the reasons for leaving out failed requests, which the option ``drop_failures`` controls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +82,9 @@ class TraceLayout:
         required: canonical columns that must be found.
         options: names of the options this format takes.
         block_tokens: default tokens per prefix block; None if the file must state them.
-        flatten: turns a nested JSON record into a flat one.
-        drop: rows to leave out before they are judged, by reason (failures, other models).
+        paths: columns that stand inside nested JSON records.
+        keep: by reason to leave a row out, values of a column with which a row is kept.
+        drop: further rows to leave out before they are judged, by reason (other models).
         prepare: derives canonical values that no single column holds (sessions from parents, latencies from stamps).
         merged: the rows are those of several clients or sessions one after the other, never in order of arrival.
         note: how the columns were chosen, if they were guessed.
@@ -100,21 +97,27 @@ class TraceLayout:
     required: tuple[str, ...] = ("arrival_s", "input_tokens", "output_tokens")
     options: frozenset[str] = frozenset({"time_unit"})
     block_tokens: int | None = None
-    flatten: Flatten | None = None
+    paths: Paths = field(default_factory=dict)
+    keep: Mapping[str, Mapping[str, Sequence[object]]] = field(default_factory=dict)
     drop: Drop | None = None
     prepare: Prepare | None = None
     merged: bool = False
     note: str | None = None
 
+    @property
+    def whole_rows(self) -> bool:
+        """True if more columns are needed than ``columns`` names."""
+        return bool(self.paths or self.keep or self.drop or self.prepare)
+
     def accepts(self, names: Sequence[str]) -> bool:
-        """Whether a table with these column names has this format."""
+        """True if a table with these column names has this format."""
         present = set(map(squash, names))
         if self.signature:
             return all(squash(name) in present for name in self.signature)
         return all(self.accepts_for(canonical, names) for canonical in self.required)
 
     def accepts_for(self, canonical: str, names: Sequence[str]) -> bool:
-        """Whether one of ``names`` is a column for the canonical one."""
+        """True if one of ``names`` is a column for the canonical one."""
         present = set(map(squash, names))
         return any(squash(column.name) in present for column in self.columns[canonical])
 
@@ -124,21 +127,19 @@ class TraceLayout:
         for name in names:
             by_squashed.setdefault(squash(name), []).append(name)
         chosen: dict[str, TraceColumn] = {}
-        for canonical, candidates in self.columns.items():
-            for candidate in candidates:
-                spellings = by_squashed.get(squash(candidate.name))
-                if spellings is None:
-                    continue
+        for canonical, columns in self.columns.items():
+            column = next((one for one in columns if squash(one.name) in by_squashed), None)
+            if column is not None:
+                spellings = by_squashed[squash(column.name)]
                 if len(spellings) > 1:
                     raise TraceError(
                         f"{where}: column {spellings[0]!r} appears {len(spellings)} times; keep one of them"
                     )
-                chosen[canonical] = TraceColumn(spellings[0], candidate.unit)
-                break
-        for canonical in self.required:
-            if canonical not in chosen:
+                chosen[canonical] = TraceColumn(spellings[0], column.unit)
+            elif canonical in self.required:
                 raise TraceError(f"{where}: {self._missing(canonical, names)}")
         used = {column.name for column in chosen.values()} | set(self.signature)
+        used |= {name for values in self.keep.values() for name in values}
         return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
 
     def _missing(self, canonical: str, names: Sequence[str]) -> str:
@@ -155,20 +156,28 @@ class Bound:
 
     layout: TraceLayout
     columns: Mapping[str, TraceColumn]
-    unused: tuple[str, ...] = field(default=())
+    unused: tuple[str, ...] = ()
 
     def values(self, chunk: RawChunk, canonical: str) -> Values | None:
         """Raw values of a canonical column; None when the file does not have it, Nones where this chunk lacks it."""
         column = self.columns.get(canonical)
-        if column is None:
-            return None
-        values = chunk.columns.get(column.name)
-        return [None] * chunk.count if values is None else values
+        return None if column is None else chunk.column(column.name)
 
-
-def squash(name: str) -> str:
-    """A column name reduced to lower-case letters and digits, so that ``Request tokens`` equals ``request_tokens``."""
-    return "".join(char for char in name.lower() if char.isalnum())
+    def dropped(self, chunk: RawChunk, options: Options) -> dict[str, BoolArray]:
+        """Rows to leave out, by reason; a row counts under its first reason alone."""
+        reasons: dict[str, BoolArray] = {}
+        for reason, kept in self.layout.keep.items():
+            if options.drop_failures or not reason.startswith(FAILED):
+                reasons[reason] = np.zeros(chunk.count, dtype=np.bool_)
+                for name, values in kept.items():
+                    reasons[reason] |= [value not in values for value in chunk.column(name)]
+        if self.layout.drop is not None:
+            reasons |= self.layout.drop(self, chunk, options)
+        gone = np.zeros(chunk.count, dtype=np.bool_)
+        for reason, mask in reasons.items():
+            reasons[reason] = mask & ~gone
+            gone |= mask
+        return reasons
 
 
 MAPPED = {
@@ -183,37 +192,25 @@ MAPPED = {
 
 MAP_EXAMPLE = "arrival=COLUMN,input=COLUMN,output=COLUMN"
 
-_UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "millis": "ms", "us": "us", "micros": "us", "ns": "ns",
-          "nanos": "ns"}  # fmt: skip
+
+def _roles() -> dict[str, dict[str, list[Any]]]:
+    """Words in a column's name by the role that they indicate (``for``, strongest first) or rule out (``against``)."""
+    roles: dict[str, dict[str, list[Any]]] = packaged("traces.requests", "guesses.yaml")["roles"]
+    return roles
 
 
-@cache
-def _role_words() -> dict[str, dict[str, Any]]:
-    """Words in a column's name that indicate a role (``for``, strongest first) or speak against it (``against``)."""
-    words: dict[str, Any] = dict(packaged("traces.requests", "guesses.yaml"))
-    del words["no_tokens"], words["multiples"]
-    return words
-
-
-def counts_no_tokens(name: str) -> bool:
-    """True for a column of characters, bytes or words, which no ratio turns into tokens exactly, or of thousands."""
-    words = packaged("traces.requests", "guesses.yaml")
-    return bool(column_words(name) & {*words["no_tokens"], *words["multiples"]})
+def _other_counts(name: str) -> list[str]:
+    """Remarks on a column of characters, bytes or words, which no ratio turns into tokens exactly, or of thousands."""
+    others = packaged("traces.requests", "guesses.yaml")["no_tokens"]
+    return [remark for remark, words in others.items() if not set(words).isdisjoint(column_words(name))]
 
 
 def no_tokens_hint(names: Sequence[str]) -> str:
     """Remark on columns of characters, bytes, words or thousands, for an error about missing token counts."""
-    others = [name for name in names if counts_no_tokens(name)]
-    if not others:
-        return ""
-    if column_words(others[0]) & set(packaged("traces.requests", "guesses.yaml")["no_tokens"]):
-        return f"; {others[0]!r} counts no tokens: add a column that the model's tokenizer counts"
-    return f"; {others[0]!r} counts thousands or millions of tokens: add a column of single tokens"
+    return next((f"; {name!r} counts {remarks[0]}" for name in names if (remarks := _other_counts(name))), "")
 
 
-def mapped_layout(
-    mapping: Mapping[str, str], names: Sequence[str], where: str, sample: Mapping[str, Any]
-) -> TraceLayout:
+def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, sample: Record) -> TraceLayout:
     """The layout of a table whose columns a user names; what is not named is guessed from the other names.
 
     Args:
@@ -233,14 +230,14 @@ def mapped_layout(
             )
         if unit and unit not in UNITS_PER_SECOND:
             raise TraceError(f"{where}: columns: {word}={text}: the unit is one of {', '.join(UNITS_PER_SECOND)}")
-        if word in ("input", "output") and counts_no_tokens(name):
+        if word in ("input", "output") and _other_counts(name):
             raise TraceError(f"{where}: columns: {word}={text}: tokens are needed{no_tokens_hint([name])}")
-        chosen[word] = TraceColumn(name, unit or _unit_of(name))
+        chosen[word] = TraceColumn(name, unit or unit_of(name))
     free = [name for name in names if name not in {column.name for column in chosen.values()}]
-    guesses = {word: _guess(word, free, sample) for word in _role_words() if word not in chosen}
+    guesses = {word: _guess(word, free, sample) for word in _roles() if word not in chosen}
     guessed = {word: header for word, header in guesses.items() if header is not None}
     chosen |= {
-        word: TraceColumn(header, _unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
+        word: TraceColumn(header, unit_of(header) if word == "arrival" else None) for word, header in guessed.items()
     }
     for word in ("input", "output"):
         if word not in chosen:
@@ -262,21 +259,21 @@ def mapped_layout(
     )
 
 
-def can_guess(names: Sequence[str], sample: Mapping[str, Any]) -> bool:
-    """Whether the names of some columns, and the values of a row, tell both token counts."""
+def can_guess(names: Sequence[str], sample: Record) -> bool:
+    """True if the names of some columns, and the values of a row, tell both token counts."""
     return all(_guess(word, names, sample) for word in ("input", "output"))
 
 
-def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | None:
+def _guess(word: str, names: Sequence[str], sample: Record) -> str | None:
     """The column whose name fits ``word`` best; for arrivals else the only one with dates. None without or in a tie."""
     ranked, dated = [], []
     for name in names:
-        parts = column_words(name)
-        if parts & set(_role_words()[word]["against"]):
+        parts = set(column_words(name))
+        if not parts.isdisjoint(_roles()[word]["against"]):
             continue
-        if word != "arrival" and (counts_no_tokens(name) or (name in sample and not _is_count(sample[name]))):
+        if word != "arrival" and (_other_counts(name) or (name in sample and not _is_count(sample[name]))):
             continue
-        ranks = [rank for rank, words in enumerate(_role_words()[word]["for"]) if parts & set(words)]
+        ranks = [rank for rank, words in enumerate(_roles()[word]["for"]) if parts & set(words)]
         if ranks:
             ranked.append((ranks[0], len(parts), name))
         elif word == "arrival" and is_date(sample.get(name)):
@@ -287,16 +284,6 @@ def _guess(word: str, names: Sequence[str], sample: Mapping[str, Any]) -> str | 
     if not ranked or (len(ranked) > 1 and ranked[0][:2] == ranked[1][:2]):
         return None
     return ranked[0][2]
-
-
-def column_words(name: str) -> set[str]:
-    """Lower-case words of a name such as ``promptToks``, ``prompt_toks`` or ``Prompt toks``."""
-    return set(re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
-
-
-def _unit_of(name: str) -> str | None:
-    last = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())[-1:]
-    return _UNITS.get(last[0]) if last and last[0] != name.lower() else None
 
 
 def _is_count(value: object) -> bool:

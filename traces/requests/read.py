@@ -16,7 +16,7 @@ from traces.errors import TraceError, did_you_mean
 from traces.files import OnError
 from traces.requests.detect import OpenedTrace, open_trace
 from traces.requests.layout import Options
-from traces.requests.scan import Piece, Report, pieces_of
+from traces.requests.scan import Piece, Scan
 from traces.requests.table import PrefixHashes, RequestTable
 
 CHUNK_ROWS = 65_536
@@ -46,11 +46,11 @@ def read_requests(
     Raises:
         TraceError: nothing to read, no format fits, an option the format does not take, a bad row.
     """
-    source, chosen, report = _open(path, format, on_error, limit, columns, options)
-    pieces = list(_pieces(source, chosen, report, limit))
+    source, scan = _open(path, format, on_error, limit, columns, options)
+    pieces = list(_pieces(source, scan, limit))
     if not pieces:
-        raise TraceError(_nothing(source, report))
-    return _table(Piece.concatenate(pieces), source, report, report.skipped)
+        raise TraceError(_nothing(source, scan))
+    return _table(Piece.concatenate(pieces), source, scan, scan.skipped)
 
 
 def iter_requests(
@@ -75,8 +75,8 @@ def iter_requests(
     """
     if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
         raise TraceError(f"chunk_rows: {chunk_rows!r}: a whole number >= 1 expected")
-    source, chosen, report = _open(path, format, on_error, limit, columns, options)
-    return _stream(source, chosen, report, limit, chunk_rows)
+    source, scan = _open(path, format, on_error, limit, columns, options)
+    return _stream(source, scan, limit, chunk_rows)
 
 
 def _open(
@@ -86,7 +86,7 @@ def _open(
     limit: int | None,
     columns: Mapping[str, str] | None,
     options: Mapping[str, Any],
-) -> tuple[OpenedTrace, Options, Report]:
+) -> tuple[OpenedTrace, Scan]:
     """Check the arguments and recognise the file."""
     if on_error not in ("stop", "skip"):
         raise TraceError(f"on_error: {on_error!r}: 'stop' or 'skip' expected")
@@ -105,23 +105,22 @@ def _open(
         chosen = Options(**options)
     except TypeError as problem:
         raise TraceError(f"{source.path}: options {dict(options)}: {problem}") from None
-    return source, chosen, Report("stop" if on_error == "stop" else "skip")
+    return source, Scan(source.layout, chosen, "stop" if on_error == "stop" else "skip")
 
 
-def _pieces(source: OpenedTrace, options: Options, report: Report, limit: int | None) -> Iterator[Piece]:
-    chunks = source.chunks(options, report.on_error)
-    return pieces_of(source.layout, source.names, str(source.path), chunks, options, report, limit)
+def _pieces(source: OpenedTrace, scan: Scan, limit: int | None) -> Iterator[Piece]:
+    return scan.pieces(source.chunks(scan.options, scan.on_error), source.names, str(source.path), limit)
 
 
-def _nothing(source: OpenedTrace, report: Report) -> str:
-    if report.skipped:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in report.skipped.most_common(4))
-        return f"{source.path}: no usable request; {report.skipped.total()} rows left out ({reasons})"
+def _nothing(source: OpenedTrace, scan: Scan) -> str:
+    if scan.skipped:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in scan.skipped.most_common(4))
+        return f"{source.path}: no usable request; {scan.skipped.total()} rows left out ({reasons})"
     return f"{source.path}: no requests (format {source.layout.name!r}); at least one row is needed"
 
 
 def _table(
-    piece: Piece, source: OpenedTrace, report: Report, skipped: Mapping[str, int], origin_s: float | None = None
+    piece: Piece, source: OpenedTrace, scan: Scan, skipped: Mapping[str, int], origin_s: float | None = None
 ) -> RequestTable:
     """Sort by arrival (stable), count from the first arrival (or ``origin_s``), and freeze."""
     arrival = piece.arrays.get("arrival_s")
@@ -129,23 +128,22 @@ def _table(
         misplaced = int(np.count_nonzero(np.diff(arrival) < 0))
         if misplaced:
             if not source.layout.merged:
-                report.note(f"{misplaced} rows earlier than the row before them; sorted by arrival")
+                scan.note(f"{misplaced} rows earlier than the row before them; sorted by arrival")
             piece = piece.take(np.argsort(arrival, kind="stable"))
         arrival = piece.arrays["arrival_s"]
         origin_s = float(arrival[0]) if origin_s is None else origin_s
         piece.arrays["arrival_s"] = arrival - origin_s
-    has_sessions = "session_id" in piece.arrays
-    numbers = piece.arrays.pop("request", None)
+    numbers, after, clock_s = piece.arrays.pop("request", None), piece.lists.get("after"), scan.clock.clock_s
     return RequestTable(
         **piece.arrays,
-        prefix_hashes=piece.prefix_hashes,
-        follows=None if numbers is None or piece.after is None else _follows(numbers, piece.after),
-        session_names=tuple(report.session_codes) if has_sessions else (),
-        began_s=None if report.clock_s is None or origin_s is None else report.clock_s + origin_s,
+        prefix_hashes=piece.lists.get("prefix_hashes"),
+        follows=None if numbers is None or after is None else _follows(numbers, after),
+        session_names=tuple(scan.session_codes) if "session_id" in piece.arrays else (),
+        began_s=None if clock_s is None or origin_s is None else clock_s + origin_s,
         source=str(source.path),
         format=source.layout.name,
         skipped=skipped,
-        notes=tuple(report.notes),
+        notes=tuple(scan.notes),
     )
 
 
@@ -159,15 +157,13 @@ def _follows(numbers: IntArray, after: PrefixHashes) -> IntArray:
     return np.column_stack([before[known], waiting[known]]).astype(np.int64)
 
 
-def _stream(
-    source: OpenedTrace, options: Options, report: Report, limit: int | None, chunk_rows: int
-) -> Iterator[RequestTable]:
-    pieces = _pieces(source, options, report, limit)
+def _stream(source: OpenedTrace, scan: Scan, limit: int | None, chunk_rows: int) -> Iterator[RequestTable]:
+    pieces = _pieces(source, scan, limit)
     if not source.streams:
         pieces = iter([Piece.concatenate(whole)]) if (whole := list(pieces)) else iter([])
     reported: Counter[str] | None = None
     origin = last = None
-    for chunk in _ordered(pieces, source, report, chunk_rows):
+    for chunk in _ordered(pieces, source, scan, chunk_rows):
         if (arrival := chunk.arrays.get("arrival_s")) is not None:
             if last is None:
                 origin = last = float(arrival[0])
@@ -177,13 +173,13 @@ def _stream(
                     "read_requests sorts the whole file, or take a larger chunk_rows"
                 )
             last = float(arrival[-1])
-        yield _table(chunk, source, report, report.skipped - (reported or Counter()), origin)
-        reported = report.skipped.copy()
+        yield _table(chunk, source, scan, scan.skipped - (reported or Counter()), origin)
+        reported = scan.skipped.copy()
     if reported is None:
-        raise TraceError(_nothing(source, report))
+        raise TraceError(_nothing(source, scan))
 
 
-def _ordered(pieces: Iterator[Piece], source: OpenedTrace, report: Report, chunk_rows: int) -> Iterator[Piece]:
+def _ordered(pieces: Iterator[Piece], source: OpenedTrace, scan: Scan, chunk_rows: int) -> Iterator[Piece]:
     """Chunks in order of arrival; one chunk is always held back so that late rows can still find their place."""
     held: Piece | None = None
     for piece in _regrouped(pieces, chunk_rows):
@@ -191,7 +187,7 @@ def _ordered(pieces: Iterator[Piece], source: OpenedTrace, report: Report, chunk
         arrival = held.arrays.get("arrival_s")
         if arrival is not None and np.any(np.diff(arrival) < 0):
             if not source.layout.merged:
-                report.note("rows not in order of arrival; sorted")
+                scan.note("rows not in order of arrival; sorted")
             held = held.take(np.argsort(arrival, kind="stable"))
         while len(held) >= 2 * chunk_rows:
             chunk, held = held.take(slice(0, chunk_rows)), held.take(slice(chunk_rows, None))

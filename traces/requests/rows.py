@@ -5,20 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from traces.errors import TraceError, shown
-from traces.files import Block, OnError, csv_records, first_text, reading, text_blocks
+from traces.fields import TIME_WORDS, UNITS_PER_SECOND, Record, number_of, value_at
+from traces.files import Block, OnError, arrow_reading, csv_records, first_text, json_value, text_blocks
 from traces.requests.values import Values
 
-Record = Mapping[str, Any]
-Flatten = Callable[[Record], Record]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Paths = Mapping[str, Sequence[str]]
+"""Dotted paths inside a nested record by column, the preferred one first."""
+Broken = tuple[int, str, str]
+"""A row that could not be split into columns: its number, the reason, what is wrong."""
 
 _ROWS_PER_CHUNK = 32_768
 
@@ -34,7 +39,7 @@ class RawChunk:
         columns: values by column name: text from CSV, JSON values from JSON, numpy arrays from Parquet.
         count: rows in this chunk.
         lines: number of each row in the file (1-based line, or row where a file has no lines).
-        broken: rows that could not be split into columns: (number, reason, what is wrong).
+        broken: rows that could not be split into columns.
         place: format of a row's location in errors, e.g. ``"trace.csv:{}"``.
         note: remark on how the file was read.
     """
@@ -42,9 +47,13 @@ class RawChunk:
     columns: dict[str, Values]
     count: int
     lines: Sequence[int]
-    broken: list[tuple[int, str, str]] = field(default_factory=list)
+    broken: Sequence[Broken] = field(default=())
     place: str = "{}"
     note: str = ""
+
+    def column(self, name: str) -> Values:
+        """Values of a column; Nones where this chunk lacks it."""
+        return self.columns.get(name, [None] * self.count)
 
 
 def csv_dialect(header: str) -> str:
@@ -83,7 +92,7 @@ def csv_chunks(
                 continue
         rows: list[list[str]] = []
         lines: list[int] = []
-        broken: list[tuple[int, str, str]] = []
+        broken: list[Broken] = []
         for line, row in csv_records(block.text, delimiter, block.first_line):
             if isinstance(row, str):
                 broken.append((line, "not CSV", row))
@@ -111,23 +120,20 @@ def _arrow_block(
     block: Block, names: list[str], delimiter: str, wanted: Sequence[str], typed: Sequence[str], place: str
 ) -> RawChunk | None:
     """A block of plain rows parsed by Arrow; None when anything in it needs the exact way (quotes, gaps, misfits)."""
-    if not block.clean or '"' in block.text or "\r" in block.text.replace("\r\n", ""):
-        return None
-    if not set(wanted) <= set(names):
+    if not block.clean or '"' in block.text or "\r" in block.text.replace("\r\n", "") or not set(wanted) <= set(names):
         return None
     import pyarrow as pa
     import pyarrow.csv as pa_csv
 
     keys = {name: str(names.index(name)) for name in wanted}  # by place: names may stand twice
     text = {keys[name]: pa.string() for name in wanted if name not in typed}
+    read = pa_csv.ReadOptions(
+        column_names=list(map(str, range(len(names)))), use_threads=False, block_size=len(block.text) * 4 + 64
+    )
     try:
         table = pa_csv.read_csv(
             io.BytesIO(block.text.encode()),
-            read_options=pa_csv.ReadOptions(
-                column_names=list(map(str, range(len(names)))),
-                use_threads=False,
-                block_size=len(block.text) * 4 + 64,
-            ),
+            read_options=read,
             parse_options=pa_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
             convert_options=pa_csv.ConvertOptions(column_types=text, include_columns=list(keys.values())),
         ).combine_chunks()
@@ -147,128 +153,125 @@ def _arrow_block(
     return RawChunk(columns, lines, range(block.first_line, block.first_line + lines), place=place)
 
 
-def jsonl_chunks(path: Path, on_error: OnError, flatten: Flatten | None = None) -> Iterator[RawChunk]:
+def jsonl_chunks(path: Path, on_error: OnError, paths: Paths | None = None) -> Iterator[RawChunk]:
     """Chunks of a file with one JSON object per line; blank lines do not count as rows."""
-    place = f"{path}:{{}}"
     for block in text_blocks(path, on_error):
         texts = block.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        lines = [block.first_line + index for index, text in enumerate(texts) if text and not text.isspace()]
+        lines = [number for number, text in enumerate(texts, block.first_line) if text and not text.isspace()]
         texts = [texts[line - block.first_line] for line in lines]
-        broken: list[tuple[int, str, str]] = []
-        records = _parse_together(texts)
+        records, broken = _parse_together(texts), list[Broken]()
         if records is None:
-            lines, records, broken = _parse_each(lines, texts)
+            parsed = dict(_parse_each(lines, texts, broken))
+            lines, records = list(parsed), list(parsed.values())
         if lines or broken:
-            yield _chunk_of_records(records, lines, broken, place, flatten)
+            yield _chunk(lines, records, broken, f"{path}:{{}}", paths)
 
 
 def _parse_together(texts: list[str]) -> list[Record] | None:
     """All lines in one call of the JSON parser; None when any line is not exactly one object."""
     try:
-        records = json.loads(f"[{','.join(texts)}]")
+        records: list[Record] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError):
         return None
     return records if len(records) == len(texts) and set(map(type, records)) <= {dict} else None
 
 
-def _parse_each(lines: list[int], texts: list[str]) -> tuple[list[int], list[Record], list[tuple[int, str, str]]]:
-    """Line by line: numbers and records of the good ones, and what is wrong with the others."""
-    kept: list[int] = []
-    records: list[Record] = []
-    broken: list[tuple[int, str, str]] = []
+def _parse_each(lines: Sequence[int], texts: Sequence[str], broken: list[Broken]) -> Iterator[tuple[int, Record]]:
+    """Records line by line; what is wrong with the others goes into ``broken``."""
     for line, text in zip(lines, texts, strict=True):
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as problem:
-            broken.append((line, "not JSON", f"not valid JSON: {problem.msg} (column {problem.colno})"))
-        except (ValueError, RecursionError) as problem:
-            broken.append((line, "not JSON", f"not usable JSON: {shown(str(problem), 80)}"))
+            record = json_value(text, "")
+        except TraceError as problem:
+            broken.append((line, "not JSON", str(problem).partition(": ")[2]))
         else:
             if isinstance(record, dict):
-                kept.append(line)
-                records.append(record)
+                yield line, record
             else:
                 broken.append((line, "not an object", f"{shown(record)}: one JSON object per line expected"))
-    return kept, records, broken
 
 
-def _chunk_of_records(
-    records: Sequence[Record],
+def _chunk(
     lines: Sequence[int],
-    broken: list[tuple[int, str, str]],
+    records: Sequence[Record],
+    broken: Sequence[Broken],
     place: str,
-    flatten: Flatten | None,
+    paths: Paths | None,
+    note: str = "",
 ) -> RawChunk:
-    """Columns from records; a key that a record lacks is None there."""
-    if flatten is not None:
-        records = [flatten(record) for record in records]
+    """Columns from records, and those of ``paths`` inside them; a key that a record lacks is None there."""
+    paths = paths or {}
     keys: dict[str, None] = {}
     for record in records:
         keys.update(dict.fromkeys(record))
+    nested = {name: [_inside(record, inside) for record in records] for name, inside in paths.items()}
+    for path in (path for inside in paths.values() for path in inside):
+        keys.pop(path.partition(".")[0], None)
     columns: dict[str, Values] = {key: [record.get(key) for record in records] for key in keys}
-    return RawChunk(columns, len(records), lines, broken, place)
+    columns |= {name: values for name, values in nested.items() if any(value is not None for value in values)}
+    return RawChunk(columns, len(records), lines, broken, place, note)
+
+
+def _inside(record: Record, paths: Sequence[str]) -> object:
+    """Value under the first path that has one; of ``{value, unit}`` the value, durations in seconds."""
+    for path in paths:
+        value, unit = value_at(record, path), None
+        if isinstance(value, Mapping) and "value" in value:
+            value, unit = value["value"], value.get("unit")
+        if value is not None:
+            number = number_of(value)
+            known = TIME_WORDS.get(unit) if number is not None and isinstance(unit, str) else None
+            return number / UNITS_PER_SECOND[known] if number is not None and known else value
+    return None
 
 
 def record_chunks(
-    path: Path, records: Sequence[Any], where: str = "entry {}", flatten: Flatten | None = None, note: str = ""
+    path: Path, records: Sequence[object], where: str = "entry {}", paths: Paths | None = None, note: str = ""
 ) -> Iterator[RawChunk]:
     """Chunks of a list of JSON objects that is in memory already; ``where`` names an entry by its 1-based number."""
-    place = f"{path}: {where}"
     for start in range(0, len(records), _ROWS_PER_CHUNK):
-        part = list(enumerate(islice(records, start, start + _ROWS_PER_CHUNK), start=start + 1))
-        good = [(number, record) for number, record in part if isinstance(record, dict)]
+        numbered = list(enumerate(records[start : start + _ROWS_PER_CHUNK], start=start + 1))
+        good = {number: record for number, record in numbered if isinstance(record, dict)}
         broken = [
             (number, "not an object", f"{shown(record)}: a JSON object expected")
-            for number, record in part
-            if not isinstance(record, dict)
+            for number, record in numbered
+            if number not in good
         ]
-        numbers = [number for number, _ in good]
-        yield replace(_chunk_of_records([record for _, record in good], numbers, broken, place, flatten), note=note)
+        yield _chunk(list(good), list(good.values()), broken, f"{path}: {where}", paths, note)
 
 
 def parquet_columns(path: Path) -> list[str]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with reading(path):
-            return list(pq.read_schema(path).names)
-    except (pa.ArrowException, UnicodeDecodeError) as problem:
-        raise TraceError(f"{path}: not a usable Parquet file ({shown(str(problem), 120)})") from None
+    with arrow_reading(path):
+        return list(pq.read_schema(path).names)
 
 
 def parquet_chunks(path: Path, on_error: OnError, wanted: Sequence[str]) -> Iterator[RawChunk]:
     """Chunks of the ``wanted`` columns of a Parquet file, decoded one batch at a time."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     done = 0
-    try:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_PER_CHUNK, columns=list(wanted)):
-                columns = {name: _arrow_values(batch.column(name)) for name in wanted}
-                yield RawChunk(
-                    columns, batch.num_rows, range(done + 1, done + batch.num_rows + 1), [], f"{path}: row {{}}"
-                )
-                done += batch.num_rows
-    except (pa.ArrowException, UnicodeDecodeError) as problem:
-        raise TraceError(f"{path}: row {done + 1} or later: damaged Parquet ({shown(str(problem), 120)})") from None
+    with arrow_reading(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_PER_CHUNK, columns=list(wanted)):
+            columns = {name: _arrow_values(batch.column(name)) for name in wanted}
+            lines = range(done + 1, done + batch.num_rows + 1)
+            yield RawChunk(columns, batch.num_rows, lines, place=f"{path}: row {{}}")
+            done += batch.num_rows
 
 
-def _arrow_values(column: Any) -> Values:
+def _arrow_values(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> Values:
     """An Arrow column as numpy where it is numeric or temporal without nulls, else as Python values."""
     import pyarrow as pa
 
     if column.null_count == 0:
         if pa.types.is_integer(column.type):
-            values: np.ndarray[Any, Any] = column.to_numpy(zero_copy_only=False)
+            values = column.to_numpy(zero_copy_only=False)
             return values.astype(np.int64) if values.dtype != np.uint64 or values.max(initial=0) < 2**63 else values
         if pa.types.is_floating(column.type):
             return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
         if pa.types.is_timestamp(column.type):
-            return np.asarray(column.cast(pa.timestamp("ns")).to_numpy(zero_copy_only=False))
+            return column.cast(pa.timestamp("ns")).to_numpy(zero_copy_only=False)
     elif pa.types.is_timestamp(column.type):
         coarse = column.cast(pa.timestamp("us"), safe=False)
-        return [None if value is None else value.isoformat() for value in coarse.to_pylist()]
-    values_list: list[Any] = column.to_pylist()
-    return values_list
+        return [None if value is None else str(value.isoformat()) for value in list[Any](coarse.to_pylist())]
+    return column.to_pylist()

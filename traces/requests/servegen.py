@@ -124,9 +124,10 @@ class Dataset:
     def __init__(self, path: Path) -> None:
         document = load_document(path)
         self.path = path
+        windows = document if isinstance(document, dict) else {"": {}}
         try:
-            self._windows = sorted((float(key), value) for key, value in document.items() if isinstance(value, dict))
-        except (AttributeError, TypeError, ValueError):
+            self._windows = sorted((float(key), value) for key, value in windows.items() if isinstance(value, dict))
+        except (TypeError, ValueError):
             raise TraceError(f"{path}: an object of windows, keyed by their start in seconds, expected") from None
         self._cache: dict[tuple[int, str], Pmf | None] = {}
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import BoolArray, FloatArray, IntArray
+from forerun.arrays import Array, BoolArray, FloatArray, IntArray
 from traces.errors import comma_hint, shown
+from traces.fields import UNITS_PER_SECOND, number_of
 
-Values: TypeAlias = Sequence[Any] | NDArray[Any]
+Values: TypeAlias = Sequence[object] | Array
 T = TypeVar("T")
 
 MAX_TOKENS = 1_000_000_000
@@ -23,10 +24,6 @@ MAX_TOKENS = 1_000_000_000
 
 MAX_SECONDS = 1e11
 """Largest absolute time accepted, about the year 5138 as a Unix time; beyond it the unit must be wrong."""
-
-UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""Time units a column may have."""
-
 
 NO_TIME = "{} is not a time such as '2023-11-16 18:17:03.97996' or a number"
 
@@ -42,7 +39,7 @@ class Problem(NamedTuple):
 class Parsed:
     """Values as an array, and the problem of each row that has none (whose array entry means nothing)."""
 
-    values: NDArray[Any]
+    values: Array
     problems: dict[int, Problem] = field(default_factory=dict)
 
     def refuse(self, bad: BoolArray, reason: str, text: str) -> None:
@@ -62,27 +59,27 @@ def _is_blank(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _plain_numbers(values: Values) -> NDArray[Any] | None:
+def _plain_numbers(values: Values) -> Array | None:
     """All values as int64 or float64 when each one is plainly a finite number; None when any needs a closer look."""
-    numbers: NDArray[Any] | None = None
     if isinstance(values, np.ndarray):
-        numbers = values if values.dtype.kind in "if" else None
-    else:
-        kinds = set(map(type, values))
-        try:
-            if kinds == {str}:
-                joined = "".join(values)
-                if not joined.isascii() or "_" in joined:
-                    return None
-                try:
-                    return np.array(list(map(int, values)), dtype=np.int64)
-                except ValueError:
-                    numbers = np.array(list(map(float, values)), dtype=np.float64)
-            elif kinds and kinds <= {int, float}:
-                numbers = np.array(values, dtype=np.int64 if kinds == {int} else np.float64)
-        except (ValueError, OverflowError):
+        return values if values.dtype.kind in "if" and np.isfinite(values).all() else None
+    kinds = set(map(type, values))
+    try:
+        if kinds == {str}:
+            texts = list(map(str, values))
+            joined = "".join(texts)
+            if not joined.isascii() or "_" in joined:
+                return None
+            with suppress(ValueError):
+                return np.array(list(map(int, texts)), dtype=np.int64)
+            numbers: Array = np.array(list(map(float, texts)), dtype=np.float64)
+        elif kinds and kinds <= {int, float}:
+            numbers = np.array(values, dtype=np.int64 if kinds == {int} else np.float64)
+        else:
             return None
-    return numbers if numbers is not None and np.isfinite(numbers).all() else None
+    except (ValueError, OverflowError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _number(value: object) -> int | float:
@@ -95,22 +92,20 @@ def _number(value: object) -> int | float:
         if "_" in text or len(text) > 100:
             raise _Bad("not a number", f"{shown(text)} is not a number")
         try:
-            value = int(text)
+            value = float(text) if any(char in text for char in ".eEnN") else int(text)
         except ValueError:
-            try:
-                value = float(text)
-            except ValueError:
-                raise _Bad("not a number", f"{shown(text)} is not a number{comma_hint(text)}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _Bad("not a number", f"{shown(text)} is not a number{comma_hint(text)}") from None
+    number = number_of(value)
+    if number is None:
         raise _Bad("not a number", f"{shown(value)} is not a number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _Bad("not finite", f"{shown(value)} is not a finite number")
-    if abs(value) > 1e30:
-        raise _Bad("too large", f"{shown(value)} is too large")
-    return value
+    if isinstance(number, float) and not math.isfinite(number):
+        raise _Bad("not finite", f"{shown(number)} is not a finite number")
+    if abs(number) > 1e30:
+        raise _Bad("too large", f"{shown(number)} is too large")
+    return number
 
 
-def _converted(values: Values, convert: Callable[[object], T], instead: Any) -> tuple[list[T], dict[int, Problem]]:
+def _converted(values: Values, convert: Callable[[object], T], instead: T) -> tuple[list[T], dict[int, Problem]]:
     """Values one by one, ``instead`` of those that have a problem."""
     converted: list[T] = []
     problems = {}
@@ -123,9 +118,10 @@ def _converted(values: Values, convert: Callable[[object], T], instead: Any) -> 
     return converted, problems
 
 
-def _each(values: Values, convert: Callable[[object], int | float]) -> Parsed:
+def _each(values: Values, convert: Callable[[object], float]) -> Parsed:
     """Convert value by value; int64 when every good value is an int."""
-    converted, problems = _converted(values, convert, 0)
+    zero: float = 0
+    converted, problems = _converted(values, convert, zero)
     whole = all(type(number) is int and abs(number) < 2**63 for number in converted)
     return Parsed(np.array(converted, dtype=np.int64 if whole else np.float64), problems)
 
@@ -232,20 +228,17 @@ def _fast_datetimes(values: Values) -> IntArray | None:
             return None
         moments = values.astype("M8[ns]").astype(np.int64)
     else:
-        if not values or set(map(type, values)) != {str}:
-            return None
-        local = _PLAIN_DATETIME.match(values[0])
+        texts = [value for value in values if isinstance(value, str)]
+        local = _PLAIN_DATETIME.match(texts[0]) if texts and len(texts) == len(values) else None
         if local is None:
             return None
-        zone = values[0][local.end() :]
-        if not all(value.endswith(zone) for value in values):
-            return None
-        plain = [value.removesuffix(zone) for value in values]
-        if not all(map(_PLAIN_DATETIME.fullmatch, plain)):
+        zone = texts[0][local.end() :]
+        plain = [text.removesuffix(zone) for text in texts if text.endswith(zone)]
+        if len(plain) < len(texts) or not all(map(_PLAIN_DATETIME.fullmatch, plain)):
             return None
         try:
             moments = np.array(plain, dtype="M8[ns]").astype(np.int64)
-            moments += nanoseconds_of(values[0]) - moments[0]
+            moments += nanoseconds_of(texts[0]) - moments[0]
         except (ValueError, _Bad):
             return None
     return moments if moments.min(initial=0) >= 0 and moments.max(initial=0) < _LAST_NS else None
@@ -344,21 +337,16 @@ def parse_hash_list(value: object) -> list[int]:
     """
     if _is_blank(value):
         return []
-    items: Any = value
+    items = value
     if isinstance(value, str):
-        items = value.strip().strip("[]").replace(",", " ").replace(";", " ").split()
-        try:
-            items = [int(item) for item in items]
-        except ValueError:
-            items = None
+        with suppress(ValueError):
+            items = list(map(int, value.strip().strip("[]").replace(",", " ").replace(";", " ").split()))
     if not isinstance(items, list | tuple | np.ndarray) or set(map(type, items)) - {int, np.int64, np.uint64, np.int32}:
         raise _Bad("not block ids", f"{shown(value)} is not a list of integer block ids")
-    items = list(items)
-    if not items:
-        return []
-    if min(items) < -(2**63) or max(items) >= 2**64:
+    ids: list[int] = list(items)
+    if ids and (min(ids) < -(2**63) or max(ids) >= 2**64):
         raise _Bad("too large", f"{shown(value)}: block ids must fit into 64 bits")
-    return [item - 2**64 if item >= 2**63 else item for item in items] if max(items) >= 2**63 else items
+    return [item - 2**64 if item >= 2**63 else item for item in ids] if ids and max(ids) >= 2**63 else ids
 
 
 def parse_hash_lists(values: Values) -> tuple[list[list[int]], dict[int, Problem]]:

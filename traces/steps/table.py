@@ -56,7 +56,6 @@ class StepTable:
 
 LARGEST_COUNT, LARGEST_PAIRS = 10**9, 10**18
 """Maximum tokens and maximum token pairs of a step; larger values indicate a damaged file."""
-_ARRAYS = (*COLUMNS[:-1], "device")
 
 
 def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:
@@ -69,49 +68,41 @@ def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[
         TraceError: a step without work, or with fewer keys than tokens.
     """
     complete = [_complete(row) for row in rows]
-    kinds = {"measured_s": np.float64, "device": np.bool_}
-    arrays: dict[str, Any] = {
-        name: np.array([row[name] for row in complete], dtype=kinds.get(name, np.int64)) for name in _ARRAYS
-    }
-    place = tuple(str(row["place"]) for row in rows)
-    return StepTable(**arrays, place=place, source=source, skipped=dict(skipped or {}))
+    return StepTable(
+        **{name: np.array([row[name] for row in complete], dtype=np.int64) for name in COLUMNS[:-2]},
+        measured_s=np.array([float(row["measured_s"]) for row in rows], dtype=np.float64),
+        device=np.array([row.get("scope") == "device" for row in rows], dtype=np.bool_),
+        place=tuple(str(row["place"]) for row in rows),
+        source=source,
+        skipped=dict(skipped or {}),
+    )
 
 
-def _complete(row: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(row: Mapping[str, Any]) -> dict[str, int]:
+    """Counts of a step with the missing ones derived."""
     place = row["place"]
-    tokens, decoding = int(row.get("prefill_tokens") or 0), int(row.get("decode_seqs") or 0)
-    seqs = int(row.get("prefill_seqs") or 0) or min(tokens, 1)
+    known: dict[str, int] = {name: int(row.get(name) or 0) for name in COLUMNS[:-2]}
+    stated = {name for name in known if row.get(name) is not None}
+    tokens, decoding, query = known["prefill_tokens"], known["decode_seqs"], known["query_len"] or 1
+    seqs, keys = known["prefill_seqs"] or min(tokens, 1), known["prefill_kv_tokens"] or tokens
     if tokens + decoding == 0:
         raise TraceError(f"{place}: a step without prefill_tokens and without decode_seqs")
     if tokens < seqs:
         raise TraceError(f"{place}: prefill_tokens: {tokens} for {seqs} prompt chunks")
-    keys = int(row.get("prefill_kv_tokens") or tokens)
     if keys < tokens:
         raise TraceError(f"{place}: prefill_kv_tokens: {keys} is less than the {tokens} new tokens it includes")
-    query = int(row.get("query_len") or 1)
-    decode_keys = row.get("decode_kv_tokens")
-    if decoding and decode_keys is None:
+    if decoding and "decode_kv_tokens" not in stated:
         raise TraceError(f"{place}: decode_kv_tokens is missing: the context lengths of the decoding sequences, summed")
-    if decoding and int(decode_keys or 0) < decoding * query:
+    decode_keys = known["decode_kv_tokens"] if decoding else 0
+    if decode_keys < decoding * query:
         raise TraceError(f"{place}: decode_kv_tokens: {decode_keys} is less than the {decoding * query} new tokens")
-    pairs, sampled = row.get("prefill_pairs"), row.get("sampled_prefills")
-    counts = {"prefill_tokens": tokens, "prefill_kv_tokens": keys, "prefill_pairs": pairs, "decode_seqs": decoding,
-              "decode_kv_tokens": decode_keys, "query_len": query, "sampled_prefills": sampled}  # fmt: skip
-    for name, value in counts.items():
-        if (value or 0) > (LARGEST_PAIRS if name == "prefill_pairs" else LARGEST_COUNT):
+    for name, value in known.items():
+        if value > (LARGEST_PAIRS if name == "prefill_pairs" else LARGEST_COUNT):
             raise TraceError(f"{place}: {name}: {shown(value)} is more than any step computes")
     chunk = tokens / max(seqs, 1)
-    if pairs is None:
-        pairs = round(chunk * keys - seqs * chunk * (chunk - 1) / 2)
-    return {
-        "prefill_seqs": seqs,
-        "prefill_tokens": tokens,
-        "prefill_kv_tokens": keys,
-        "prefill_pairs": int(pairs),
-        "sampled_prefills": seqs if sampled is None else int(sampled),
-        "decode_seqs": decoding,
-        "query_len": query,
-        "decode_kv_tokens": int(decode_keys or 0) if decoding else 0,
-        "measured_s": float(row["measured_s"]),
-        "device": row.get("scope") == "device",
-    }
+    derived = {"prefill_seqs": seqs, "prefill_kv_tokens": keys, "query_len": query, "decode_kv_tokens": decode_keys}
+    if "prefill_pairs" not in stated:
+        derived["prefill_pairs"] = round(chunk * keys - seqs * chunk * (chunk - 1) / 2)
+    if "sampled_prefills" not in stated:
+        derived["sampled_prefills"] = seqs
+    return known | derived

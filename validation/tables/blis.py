@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from traces.benchmark_results import MeasuredRun, PromptPool, latencies_ms, register_table
-from traces.files import Cells
+from traces.fields import Cells
 
 SIGNATURE = frozenset({"exp_id", "experiment", "stage_index", "e2e_mean_ms", "itl_mean_ms"})
 CONCURRENCY_1_SIGNATURE = frozenset({"nominal_prompt_tokens", "shared_prefix_tokens", "nominal_output_tokens"})

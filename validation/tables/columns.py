@@ -11,7 +11,7 @@ import numpy as np
 from forerun.arrays import IntArray
 from forerun.yaml_files import packaged
 from traces.benchmark_results import MeasuredRun, register_table
-from traces.files import Cells
+from traces.fields import Cells
 
 TABLES: dict[str, dict[str, Any]] = packaged("validation.tables", "columns.yaml")
 WORDS = ("name", "model", "chip", "framework", "framework_version", "weights_dtype", "kv_cache_dtype", "speculation")

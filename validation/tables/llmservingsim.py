@@ -8,7 +8,8 @@ import numpy as np
 
 from traces.benchmark_results import MeasuredRun, register_table
 from traces.errors import TraceError
-from traces.files import Cells, load_document
+from traces.fields import Cells
+from traces.files import load_document
 from traces.requests import read_requests
 
 FORMAT = "llmservingsim-measured"
@@ -40,20 +41,18 @@ def llmservingsim_run(file: Path) -> MeasuredRun:
         measured["request_throughput"] = len(table) / seconds
         measured["output_throughput"] = float(np.sum(table.output_tokens)) / seconds
     meta = file.parent / "meta.json"
-    values = load_document(meta) if meta.is_file() else {}
-    engine = Cells(values.get("engine_kwargs") or {}, f"{meta}: engine_kwargs")
-    cache = Cells(values.get("kv_cache") or {}, f"{meta}: kv_cache")
-    hardware = Cells(values.get("hardware") or {}, f"{meta}: hardware")
+    facts = Cells(load_document(meta) if meta.is_file() else {}, str(meta))
+    engine, cache, hardware = (facts.at(key) for key in ("engine_kwargs", "kv_cache", "hardware"))
     dtype = engine.text("kv_cache_dtype")
     tensor, groups = engine.count("tensor_parallel_size"), engine.several("data_parallel_size")
     experts = bool(engine.flag("enable_expert_parallel")) and (tensor or 1) * (groups or 1)
     return MeasuredRun(
         name=file.parent.name or file.stem,
         place=str(file),
-        model=engine.text("model") or Cells(values, str(meta)).text("model"),
+        model=engine.text("model") or facts.text("model"),
         chip=hardware.text("device_name") or file.parent.name.partition("_")[0] or None,
         framework="vllm",
-        framework_version=Cells(values, str(meta)).text("vllm_version"),
+        framework_version=facts.text("vllm_version"),
         tensor_parallel=tensor,
         pipeline_parallel=engine.several("pipeline_parallel_size"),
         expert_parallel=experts if experts > 1 else None,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from traces.benchmark_results import MeasuredRun, closed_loop_throughput, latencies_ms, register_table
-from traces.files import Cells
+from traces.fields import Cells
 from validation.tables.recipes import inferencex_flags, limits_of, settings_of
 
 SIGNATURE = frozenset({"silicon_ttft_ms", "silicon_tpot_ms", "backend", "system", "isl", "osl", "batch_size"})

@@ -25,7 +25,7 @@ from traces.benchmark_results import (
 )
 from traces.benchmark_results.run import STATISTICS
 from traces.errors import TraceError
-from traces.files import Cells
+from traces.fields import Cells
 from validation.tables.recipes import decode_batch, inferencex_flags, limits_of, prefix_caching_of, settings_of
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
