@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -40,11 +41,28 @@ ARRAY = Functions(np.maximum, np.minimum, np.ceil, np.where, np.log2, np.log, np
 """Elementwise functions for numpy arrays."""
 
 
-OPERATIONS = (
-    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "ceil", "where", "less", "at_most", "both",
-    "log", "log2", "exp", "equal", "floor_divide",
-)  # fmt: skip
-"""Operations that may be recorded; conditions evaluate to 1 or 0."""
+OPERATIONS: dict[str, Callable[..., Num]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+    "maximum": max,
+    "minimum": min,
+    "ceil": math.ceil,
+    "where": _choose,
+    "less": operator.lt,
+    "at_most": operator.le,
+    "both": lambda one, two: bool(one and two),
+    "log": math.log,
+    "log2": math.log2,
+    "exp": math.exp,
+    "equal": operator.eq,
+    "floor_divide": operator.floordiv,
+}
+"""Operations that may be recorded, as computed for numbers; conditions evaluate to 1 or 0."""
+CODES = {name: code for code, name in enumerate(OPERATIONS)}
+"""Numbers of the operations in a recording."""
 
 
 def _operator(operation: str, reflected: bool = False) -> Callable[[Any, Num], Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Sequence
 from itertools import chain
 from threading import Lock
 from typing import Any
 
 from hwprofiles.correction import Clipped
-from hwprofiles.formulas import OPERATIONS, Traced
+from hwprofiles.formulas import CODES, OPERATIONS, Traced
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
@@ -26,25 +24,6 @@ SCALARS = 9
 """Numbers of a step that have no windows."""
 EXTENDING = Lock()
 """Held while a recording grows or is read: threads may run engines on one timing model."""
-COMPUTED: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "divide": operator.truediv,
-    "power": operator.pow,
-    "maximum": max,
-    "minimum": min,
-    "ceil": math.ceil,
-    "where": lambda condition, yes, no: yes if condition else no,
-    "less": operator.lt,
-    "at_most": operator.le,
-    "both": lambda one, two: bool(one and two),
-    "log": math.log,
-    "log2": math.log2,
-    "exp": math.exp,
-    "equal": operator.eq,
-    "floor_divide": operator.floordiv,
-}
 
 
 class Known(Traced):
@@ -128,8 +107,8 @@ class Recording:
 
     def record(self, operation: str, *operands: Any) -> Known:
         """Record an operation of ``OPERATIONS``."""
-        value = COMPUTED[operation](*map(_value, operands))
-        return self._recorded(OPERATIONS.index(operation), 0, operands, value)
+        value = OPERATIONS[operation](*map(_value, operands))
+        return self._recorded(CODES[operation], 0, operands, value)
 
     def look_up(self, source: Callable[..., Any], operands: tuple[Any, ...]) -> Known:
         """Record the call of a source: a table, a correction, or a function that cannot be recorded itself."""

@@ -336,8 +336,8 @@ class PipelineTimer(ModelTimer):
         if self.link is not None and self.later:
             sends = (send_kernel(deployment, self.link, tokens, states) for states in (0, fused))
             self._sending = tuple(zip(sends, (len(self.later) - 1, 1), strict=True))
-        none = [0.0] * len(tokens)
-        early, late = [np.asarray(sent.seconds).tolist() for sent, _ in self._sending] or [none, none]
+        none = np.zeros(len(tokens))
+        early, late = [np.asarray(sent.seconds) for sent, _ in self._sending] or [none, none]
         self._sent_s = ByCount(early), ByCount(late)
 
     @property

@@ -701,6 +701,11 @@ class MixingKind(NamedTuple):
     """Whether one kernel takes the prompt chunks and the single queries of a batch."""
 
     @property
+    def full_attention(self) -> AttentionShape | None:
+        """Shape of softmax attention over every key; None for other layers."""
+        return self.shape if self.window is None and isinstance(self.shape, AttentionShape) else None
+
+    @property
     def prompts(self) -> MixingShape:
         return self.shape.of_prompts if isinstance(self.shape, AttentionShape) else self.shape
 
@@ -742,8 +747,7 @@ def decode_calls(kind: MixingKind, seqs: Num, query_len: Num, keys: Num, tail_kv
         op, name = _sparse(shape)
         yield Call(f"decode sparse {name}", f"{op}_decode", sizes, window=kind.window)
         return
-    tail = np.asarray(tail_kv, dtype=np.float64) if kind.window is None else 0.0
-    yield Call("decode attention", "attention_decode", sizes | {"tail_kv": tail}, window=kind.window)
+    yield Call("decode attention", "attention_decode", sizes | {"tail_kv": tail_kv}, window=kind.window)
 
 
 def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num) -> Iterator[Call]:
@@ -778,20 +782,29 @@ def mixed_calls(
     yield Call("mixed attention", "attention_mixed", sizes, window=kind.window)
 
 
-def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[Call]:
-    """Token-mixing calls of one layer: one kernel for mixed batches if the library has it, else decoding sequences and
-    prompt chunks in kernels of their own."""
-    decoding, prefilling = work.decode_seqs, work.prefill_seqs
+MixingCalls = Callable[..., Iterator[Call]]
+"""``decode_calls``, ``prompt_calls`` or ``mixed_calls``."""
+
+
+def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[tuple[MixingCalls, tuple[Any, ...]]]:
+    """Token-mixing calls of one layer and their sizes: one kernel for mixed batches if the library has it, else
+    decoding sequences and prompt chunks in kernels of their own; of single steps only what runs."""
+    decoding, prefilling, many = work.decode_seqs, work.prefill_seqs, isinstance(work.decode_seqs, np.ndarray)
     chunks = (work.prefill_tokens, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
     keys = work.decode_kv_tokens[kind.place]
-    mixed = kind.one_pass & (decoding > 0) & (prefilling > 0) & (np.asarray(work.query_len) == 1)
-    if np.any(mixed):
-        longest = np.asarray(work.longest_kv, dtype=np.float64) if kind.window is None else 0.0
-        yield from mixed_calls(kind, np.where(mixed, prefilling, 0), *chunks, decoding, keys, longest)
-        decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
-    decodes = decode_calls(kind, decoding, work.query_len, keys, work.tail_kv)
-    for pair in zip(decodes, prompt_calls(kind, prefilling, *chunks), strict=True):
-        yield from pair
+    longest_kv, tail_kv = (work.longest_kv, work.tail_kv) if kind.window is None else (0, 0)
+    if kind.one_pass and many:
+        mixed = (decoding > 0) & (prefilling > 0) & (work.query_len == 1)
+        if mixed.any():
+            yield mixed_calls, (np.where(mixed, prefilling, 0), *chunks, decoding, keys, longest_kv)
+            decoding, prefilling = np.where(mixed, 0, decoding), np.where(mixed, 0, prefilling)
+    elif kind.one_pass and decoding and prefilling and work.query_len == 1:
+        yield mixed_calls, (prefilling, *chunks, decoding, keys, longest_kv)
+        return
+    if many or decoding:
+        yield decode_calls, (decoding, work.query_len, keys, tail_kv)
+    if many or prefilling:
+        yield prompt_calls, (prefilling, *chunks)
 
 
 def seconds_of(calls: Callable[..., Iterator[Call]], kind: MixingKind) -> Callable[..., Num]:
@@ -823,10 +836,10 @@ def _convolution_calls(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str
 class ByCount:
     """Numbers by a count, from 0."""
 
-    values: list[float]
+    values: NDArray[Any]
 
-    def __call__(self, count: int) -> float:
-        return self.values[count]
+    def __call__(self, count: Any) -> Any:
+        return self.values[count] if isinstance(count, np.ndarray) else self.values.item(count)
 
 
 @dataclass(slots=True)

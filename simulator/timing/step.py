@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from itertools import chain
 from math import isnan, prod
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
 from hwprofiles import AttentionShape
-from hwprofiles.formulas import look_up
+from hwprofiles.formulas import functions_of, look_up
 from hwprofiles.library import MixingShape
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
@@ -25,6 +26,7 @@ from simulator.timing.kernels import (
     Costs,
     CostTable,
     Kernel,
+    MixingCalls,
     MixingKind,
     between_cells,
     cell_tokens,
@@ -184,36 +186,75 @@ class DecodeTable:
         return width, values
 
 
-def fresh_prompt_seconds(formula: Callable[[Any, Any, Any, Any], Any], window: int | None, max_tokens: int) -> ByCount:
-    """Seconds of prefill attention for one prompt without anything cached, for 0 to ``max_tokens`` tokens.
+class MixingPrices:
+    """Seconds of one kind of token mixing in single steps: a table for decoding, formulas for prompts.
 
     Args:
-        formula: seconds of (sequences, new tokens, (query, key) pairs, keys).
-        window: sliding window in tokens, or None.
+        kind: the layers.
         max_tokens: longest prompt chunk.
+        decode: table of the same kernels, if there is one.
     """
-    tokens = np.arange(1, max_tokens + 1, dtype=np.float64)
-    growing = tokens if window is None else np.minimum(tokens, window)
-    pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
-    return ByCount([0.0, *np.asarray(formula(1.0, tokens, pairs, tokens)).tolist()])
+
+    def __init__(self, kind: MixingKind, max_tokens: int, decode: DecodeTable | None) -> None:
+        self.kind, self.max_tokens = kind, max_tokens
+        self.decode = decode or DecodeTable(seconds_of(decode_calls, kind))
+        self.formulas = {calls: seconds_of(calls, kind) for calls in (prompt_calls, mixed_calls)}
+        full = kind.full_attention
+        self.has_tail = full is not None and bool(kind.kernels.tail_seconds(full, np.inf))
+        """True if the longest sequences of a batch end alone."""
+        self.tail_s = cache(self._tail_s)
+
+    @cached_property
+    def fresh(self) -> ByCount:
+        """Seconds of one layer for one prompt without anything cached, by its length."""
+        tokens, window = np.arange(1, self.max_tokens + 1, dtype=np.float64), self.kind.window
+        growing = tokens if window is None else np.minimum(tokens, window)
+        pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
+        return ByCount(np.append(0.0, self.formulas[prompt_calls](1.0, tokens, pairs, tokens)))
+
+    def seconds(self, calls: MixingCalls, sizes: tuple[Any, ...]) -> Any:
+        """Seconds of all layers for some of their kernels (``kernels.mixing_calls``) in one step."""
+        layers = self.kind.layers
+        if calls is decode_calls:
+            *batch, tail_kv = sizes
+            decode = layers * look_up(self.decode, *batch)
+            return tail_kv * look_up(self.tail_s, *batch[:2]) + decode if self.has_tail and tail_kv else decode
+        if calls is prompt_calls:
+            seqs, tokens, pairs, keys = sizes
+            # One of several groups may stand for a share of two prompts, whose pairs are more than one's.
+            if seqs == 1 and keys == tokens and pairs == causal_pairs(tokens, 0, self.kind.window):
+                return layers * look_up(self.fresh, tokens)
+        return layers * self.formulas[calls](*sizes)
+
+    def _tail_s(self, seqs: int, query_len: int) -> float:
+        """Seconds of all layers per key of ``StepWork.tail_kv``."""
+        shape = self.kind.full_attention
+        assert shape is not None
+        return self.kind.layers * float(self.kind.kernels.tail_seconds(shape, seqs, query_len))
 
 
-class AttentionPrices(NamedTuple):
-    """Seconds of one kind of attention in single steps."""
+class CallBlock(NamedTuple):
+    """Calls on one chip that run ``times`` times in a step: those before the token mixing of a layer, and after it."""
 
-    decode: DecodeTable
-    prefill: Callable[..., Any]
-    """Seconds of (sequences, new tokens, pairs, keys)."""
-    mixed: Callable[..., Any] | None
-    """Seconds of a mixed batch in one kernel: arguments of ``prefill``, then (decoding sequences, their keys, most
-    keys of one); None where prompts and decoding run in separate kernels."""
-    fresh: ByCount
-    """Seconds of one fresh prompt by its length."""
-    window: int
-    """Index of the attention window among those of a step's work."""
-    layers: int
-    overlapped: DecodeTable | None = None
-    """Exposed seconds of decode attention in steps without prompts, all layers; None if nothing is overlapped."""
+    home: Deployment
+    calls: Iterable[Call]
+    times: int = 1
+    mixing: Sequence[MixingPrices] = ()
+    after: Iterable[Call] = ()
+
+
+class GroupStep(NamedTuple):
+    """A step as one attention group computes it: the slowest of them."""
+
+    work: StepWork[Any]
+    tokens: Any
+    logit_rows: Any
+    turns: Any
+    """Prompts computed one after the other, of which ``work`` holds the mean one."""
+    all_group_tokens: Any
+    """Tokens of all groups together; those of this one where no experts are shared."""
+    expert_tokens: Any
+    """Tokens that experts shared by the groups compute."""
 
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
@@ -247,11 +288,8 @@ class StepTimer:
     """How many of the longest decoding sequences a step's time depends on."""
     _homes: tuple[Deployment, ...] = field(init=False)
     """The model's layers by the chip that runs them."""
-    _kinds: list[MixingKind] = field(init=False)
-    _decode: list[DecodeTable] = field(init=False)
-    """Seconds of decode attention of each kind of layer."""
-    _attention: list[AttentionPrices] = field(init=False, default_factory=list)
-    """Attention prices of each kind of layer; computed when a single step is first priced."""
+    _mixing: list[MixingPrices] = field(init=False)
+    """Prices of each kind of layer."""
     _layers: dict[int, CostTable] = field(init=False)
     """Costs of layers by tokens, for each number of consecutive tokens per sequence that experts process."""
     _head: CostTable = field(init=False)
@@ -260,16 +298,16 @@ class StepTimer:
     _padded: ByCount = field(init=False)
     """Tokens of all groups that the experts compute when the slowest group replays a graph, by that group's tokens."""
     _routed: bool = field(init=False)
-    """Whether expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
-    _tail_s: Callable[[int, int], float] = field(init=False)
-    """Seconds of all layers per key of ``StepWork.tail_kv``, by sequences and queries of each."""
+    """True if expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
     _overlap: DecodeOverlap | None = field(init=False, default=None)
+    _overlapped: dict[MixingPrices, DecodeTable] = field(init=False, default_factory=dict)
+    """Exposed seconds of decode attention in steps without prompts, all layers of each kind."""
     _plain: StepTimer | None = field(init=False, default=None)
     """The timer without overlap that this is a copy of."""
     _eager: ByCount = field(init=False)
-    """Whether a step of so many tokens runs outside captured graphs."""
+    """True for counts of tokens whose steps run outside captured graphs."""
     _decode_graphs: bool = field(init=False)
-    """Whether steps with prompt chunks run outside captured graphs, whatever their size."""
+    """True if steps with prompt chunks run outside captured graphs, whatever their size."""
     _prompt_sizes: ByCount | None = field(init=False, default=None)
     """Tokens computed for a prompt, by its length, where they are computed one after the other."""
     _by_sequence: StepTimer | None = field(init=False, default=None)
@@ -283,28 +321,26 @@ class StepTimer:
         self._homes = deployment.homes
         self.tracked_windows = self.windows
         self.windows = self.windows or attention_windows(architecture)
-        self._kinds = mixing_kinds(deployment, self.windows)
-        tables = [DecodeTable(seconds_of(decode_calls, kind)) for kind in self._kinds]
-        self._decode = tables if self.like is None else self.like._decode
-        full = [
-            (one.shape, one.kernels)
-            for one in self._kinds
-            if one.window is None and isinstance(one.shape, AttentionShape)
-        ]
-        has_tail = any(library.tail_seconds(shape, np.inf) for shape, library in full)
+        kinds, same = mixing_kinds(deployment, self.windows), self._same_tables
+        tables = [None] * len(kinds) if self.like is None else [one.decode for one in self.like._mixing]
+        self._mixing = (
+            [MixingPrices(kind, self.max_tokens, table) for kind, table in zip(kinds, tables, strict=True)]
+            if same is None
+            else same._mixing
+        )
+        full = [(shape, kind.kernels) for kind in kinds if (shape := kind.full_attention) is not None]
         self.tracked_longest = (
             max(1, round(max(float(library.tail_sequences(shape)) for shape, library in full)))
-            if has_tail
-            else int(any(kind.one_pass for kind in self._kinds))
+            if any(one.has_tail for one in self._mixing)
+            else int(any(kind.one_pass for kind in kinds))
         )
         self._most = self.max_tokens
         if framework.prompts == "sequential":
-            self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens).tolist())
+            self._prompt_sizes = ByCount(framework.padded_prompts(self.max_tokens))
             self._most += int(self._prompt_sizes.values[-1])
         tokens = np.arange(self._most + 1, dtype=np.int64)
         captured = (tokens <= framework.max_captured_tokens) & deployment.cuda_graphs
-        self._eager = ByCount((~captured).tolist())
-        self._tail_s = cache(self._seconds_per_tail_key)
+        self._eager = ByCount(~captured)
         self._decode_graphs = framework.captured_steps == "decode"
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel, deployment.cuda_graphs
@@ -317,19 +353,23 @@ class StepTimer:
         self._routed = routed and groups == 1
         self._layers = {}
         self._layer_table(1)
-        if self._same_tables is not None:
-            self._head = self._same_tables._head
-        else:
-            self._head = CostTable(
-                lambda rows: _sum(head_calls(deployment, rows), deployment, len(rows)),
+        self._head = (
+            CostTable(
+                lambda rows: _summed([self._head_block(rows)], len(rows)),
                 self._most,
                 None if self.like is None else self.like._head,
             )
-        self._padded = ByCount([])
+            if same is None
+            else same._head
+        )
+        self._padded = ByCount(np.empty(0))
         if groups > 1:
             padded = np.where(captured, groups * framework.padded_tokens(tokens, deployment.cuda_graphs), 0)
-            self._padded = ByCount(padded.tolist())
-            self._experts = CostTable(self._expert_costs, max(groups * self._most, int(padded.max())))
+            self._padded = ByCount(padded)
+            self._experts = CostTable(
+                lambda tokens: _summed(self._expert_blocks(tokens), len(tokens)),
+                max(groups * self._most, int(padded.max())),
+            )
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         """The kernels of many steps in the order in which they run, layer kinds one after the other.
@@ -341,44 +381,26 @@ class StepTimer:
             work: the steps, as arrays of equal length.
             logit_rows: rows of logits computed; default: every verified token and every completed prompt.
         """
-        deployment = self.deployment
-        turns, work = self._one_prompt(work)
-        seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
-        tokens = seen.tokens
-        padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
-        together = self._together(seen)
+        step, deployment = self._of_group(work, logit_rows), self.deployment
+        mixing = {one: list(self._mixing_kernels(one, step.work)) for one in self._mixing}
 
-        def priced(calls: Iterable[Call], home: Deployment, times: int = 1) -> Iterator[Kernel]:
-            for call in calls:
-                yield price(call, home.kernels)._replace(times=times * turns * call.times)
+        def running(blocks: Iterable[CallBlock]) -> Iterator[Kernel]:
+            for home, calls, times, kinds, after in blocks:
+                mixed = chain.from_iterable(mixing[kind] for kind in kinds)
+                for kernel in chain(_priced(calls, home), mixed, _priced(after, home)):
+                    yield kernel._replace(times=times * step.turns * kernel.times)
 
-        def listed() -> Iterator[Kernel]:
-            for home in self._homes:
-                kinds = [kind for kind in self._kinds if kind.kernels is home.kernels]
-                mixing = {(kind.shape, kind.window): list(self._mixing_kernels(kind, seen)) for kind in kinds}
-                yield from priced(embedding_calls(home, padded), home)
-                for group in home.architecture.layer_groups:
-                    layer = group.layer
-                    yield from priced(layer_calls(home, layer, padded, together), home, group.count)
-                    for kind in () if layer.mixer is None else home.mixing(layer.mixer):
-                        for kernel in mixing[kind]:
-                            yield kernel._replace(times=group.count * turns)
-                    yield from priced(reduction_calls(home, layer, padded), home, group.count)
-                yield from priced(self._leaving(home, padded), home)
-            yield from priced(head_calls(deployment, logit_rows), deployment)
-
-        even = self._even(all_group_tokens, tokens)
-        for kernel in listed():
-            time = kernel.time
-            if even is not None:
-                time = time._replace(flops=time.flops * even, bytes=time.bytes * even)
-            yield kernel._replace(time=time, sol_s=kernel.sol_s if even is None else kernel.sol_s * even)
+        padded = deployment.framework.padded_tokens(step.tokens, deployment.cuda_graphs)
+        even = self._even(step)
+        layers = [self._layer_blocks(home, padded, self._together(step.work)) for home in self._homes]
+        for kernel in running([*chain.from_iterable(layers), self._head_block(step.logit_rows)]):
+            if even is None:
+                yield kernel
+            else:
+                time = kernel.time._replace(flops=kernel.flops * even, bytes=kernel.bytes * even)
+                yield kernel._replace(time=time, sol_s=kernel.sol_s * even)
         if self._experts is not None:
-            shared = np.maximum(all_group_tokens, np.asarray(self._padded.values)[tokens])
-            for group in deployment.architecture.layer_groups:
-                if isinstance(group.layer.feed_forward, MoeMlp):
-                    calls = shared_expert_calls(deployment, group.layer.feed_forward, shared)
-                    yield from priced(calls, deployment, group.count)
+            yield from running(self._expert_blocks(step.expert_tokens))
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
         """The sum of the kernels of many steps; ``host_s`` holds the wait for launches outside captured graphs.
@@ -387,28 +409,26 @@ class StepTimer:
             work: the steps, as arrays of equal length.
             logit_rows: as ``kernels`` takes them.
         """
-        turns, work = self._one_prompt(work)
-        seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
-        tokens = seen.tokens
-        together = self._together(seen)
-        first, times = equal_neighbours(tokens, together, logit_rows)
+        step = self._of_group(work, logit_rows)
+        tokens, together = step.tokens, self._together(step.work)
+        first, times = equal_neighbours(tokens, together, step.logit_rows)
         total = self._layer_rows(tokens[first], together[first])
-        total.add(self._head.rows(logit_rows[first]))
+        total.add(self._head.rows(step.logit_rows[first]))
         total = total.repeated(times)
-        for kind in self._kinds:
-            for kernel in self._mixing_kernels(kind, seen):
-                total.add_kernel(kernel._replace(times=kind.layers))
-        even = self._even(all_group_tokens, tokens)
+        for one in self._mixing:
+            for kernel in self._mixing_kernels(one, step.work):
+                total.add_kernel(kernel._replace(times=one.kind.layers))
+        even = self._even(step)
         if even is not None and self._experts is not None:
             for part in (total.flops, total.bytes, total.sol_s):
                 part *= even
-            total.add(self._experts.rows(np.maximum(all_group_tokens, np.asarray(self._padded.values)[tokens])))
-        uncaptured = np.asarray(self._eager.values)[tokens] | ((seen.prefill_seqs > 0) & self._decode_graphs)
+            total.add(self._experts.rows(step.expert_tokens))
+        uncaptured = self._eager(tokens) | ((step.work.prefill_seqs > 0) & self._decode_graphs)
         total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
         if self._prompt_sizes is None:
             return total
         every = Costs.zeros(len(tokens))
-        every.add(total, turns)
+        every.add(total, step.turns)
         return every
 
     def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
@@ -418,37 +438,23 @@ class StepTimer:
             work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
             logit_rows: as ``kernels`` takes them.
         """
-        turns, work = self._one_prompt(work)
-        seen, all_group_tokens = work, 0
-        if self._experts is not None or self.shares_prompts:
-            seen, all_group_tokens, logit_rows = self._seen(work, logit_rows)
-        decoding, prefilling = seen.decode_seqs, seen.prefill_seqs
-        tokens = seen.tokens
-        if logit_rows is None:
-            logit_rows = seen.decode_tokens + seen.sampled_prefills
-        together = self._routed and decoding and not prefilling and seen.query_len > 1
-        layers = self._layer_table(int(seen.query_len)) if together else self._layers[1]
-        total: Any = layers.seconds(tokens) + self._head.seconds(logit_rows)
-        total += self._attention_seconds(seen)
+        step = self._of_group(work, logit_rows)
+        prefilling = step.work.prefill_seqs
+        layers = self._layer_table(int(self._together(step.work)))
+        total: Any = layers.seconds(step.tokens) + self._head.seconds(step.logit_rows)
+        total += self._mixing_seconds(step.work)
         if self._experts is not None:
-            total += self._experts.seconds(max(all_group_tokens, look_up(self._padded, tokens)))
-        if not (look_up(self._eager, tokens) or (prefilling and self._decode_graphs)):
-            return total
-        longest = np.maximum(total, self._floor_s) if isinstance(total, np.ndarray) else max(total, self._floor_s)
-        return turns * longest
+            total += self._experts.seconds(step.expert_tokens)
+        if look_up(self._eager, step.tokens) or (prefilling and self._decode_graphs):
+            total = functions_of(total).maximum(total, self._floor_s)
+        return total if self._prompt_sizes is None else step.turns * total
 
-    def layer_costs(self, layer: Layer, tokens: IntArray, query_len: int = 1, home: Deployment | None = None) -> Costs:
-        """One layer without attention itself, for each token count in ``tokens``, collectives included; no experts
-        where attention groups share them. ``home``: the part of the model that it belongs to."""
-        home = home or self.deployment
-        one = _sum(layer_calls(home, layer, tokens, query_len), home, len(tokens))
-        one.add(_sum(reduction_calls(home, layer, tokens), home, len(tokens)))
-        return one
-
-    def _leaving(self, home: Deployment, tokens: IntArray) -> Iterator[Call]:
-        """Transfer of activations to the chip that runs the next layers."""
-        if home is not self._homes[-1] and home.link is not None:
-            yield p2p_send(home, tokens, home.link)
+    def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
+        """One layer without token mixing, for each token count in ``tokens``, collectives included; no experts where
+        attention groups share them."""
+        home = self.deployment
+        block = CallBlock(home, layer_calls(home, layer, tokens), after=reduction_calls(home, layer, tokens))
+        return _summed([block], len(tokens))
 
     def by_sequence(self) -> StepTimer:
         """A timer of steps whose decoding sequences run one after the other, and their prompts together."""
@@ -459,7 +465,10 @@ class StepTimer:
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
         """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
         other = copy(self)
-        other._overlap, other._attention, other._plain = overlap, [], self._plain or self
+        other._overlap, other._plain, other._overlapped = overlap, self._plain or self, {}
+        for one in self._mixing:
+            assert isinstance(one.kind.shape, AttentionShape)
+            other._overlapped[one] = DecodeTable(overlap.exposed(one.kind.shape, one.kind.window))
         return other
 
     @property
@@ -470,7 +479,7 @@ class StepTimer:
     @property
     def shapes(self) -> list[MixingShape]:
         """Shapes of the model's token-mixing kernels."""
-        return [kind.shape for kind in self._kinds]
+        return [one.kind.shape for one in self._mixing]
 
     @property
     def origin(self) -> StepTimer:
@@ -488,87 +497,108 @@ class StepTimer:
         """Whether groups compute prompts together."""
         return self._overlap is not None and self._overlap.prompt_groups > 1
 
+    def _of_group(self, work: StepWork[Any], logit_rows: Any = None) -> GroupStep:
+        """The part of a step that the slowest attention group does."""
+        deployment = self.deployment
+        turns, work = self._one_prompt(work)
+        seen = slowest_group(work, deployment.attention_data_parallel)
+        if logit_rows is None:
+            logit_rows = seen.decode_tokens + seen.sampled_prefills
+        elif seen is not work:
+            logit_rows = -(-logit_rows // deployment.attention_data_parallel)
+        everyone = expert_tokens = 0 if self._experts is None else seen.all_group_tokens
+        if self.shares_prompts:
+            assert self._overlap is not None
+            seen = context_parallel_part(seen, self._overlap.prompt_groups)
+        tokens = seen.tokens
+        if self._experts is not None:
+            expert_tokens = functions_of(tokens).maximum(everyone, look_up(self._padded, tokens))
+        return GroupStep(seen, tokens, logit_rows, turns, everyone, expert_tokens)
+
     def _one_prompt(self, work: StepWork[Any]) -> tuple[Any, StepWork[Any]]:
         """How many prompts of a step are computed one after the other, and the work of the mean one, padded; the step
         as it is where prompts are computed together."""
         count, tokens = work.prefill_seqs, work.prefill_tokens
-        if self._prompt_sizes is None or (not isinstance(count, np.ndarray) and not count):
+        many = isinstance(count, np.ndarray)
+        if self._prompt_sizes is None or not (many or count):
             return 1, work
-        many = np.maximum(1, count) if isinstance(count, np.ndarray) else count
-        mean = tokens // many
-        if isinstance(count, np.ndarray):
-            padded = np.where(count > 0, np.asarray(self._prompt_sizes.values)[mean], 0)
-        else:
-            padded = look_up(self._prompt_sizes, mean)
-        ratio = padded / np.maximum(1, mean) if isinstance(count, np.ndarray) else padded / mean
+        turns = np.maximum(1, count) if many else count
+        mean = tokens // turns
+        padded = look_up(self._prompt_sizes, mean) * (count > 0 if many else 1)
+        ratio = padded / (np.maximum(1, mean) if many else mean)
         windows = zip(self.windows, work.prefill_pairs, strict=False)  # after them those of a drafter alone
-        return many, work._replace(
-            prefill_seqs=np.minimum(1, count) if isinstance(count, np.ndarray) else 1,
+        return turns, work._replace(
+            prefill_seqs=np.minimum(1, count) if many else 1,
             prefill_tokens=padded,
-            prefill_pairs=tuple(pairs * ratio * (ratio if window is None else 1.0) / many for window, pairs in windows),
-            prefill_kv_tokens=tuple(keys * ratio / many for keys in work.prefill_kv_tokens),
-            sampled_prefills=work.sampled_prefills // many,
+            prefill_pairs=tuple(
+                pairs * ratio * (ratio if window is None else 1.0) / turns for window, pairs in windows
+            ),
+            prefill_kv_tokens=tuple(keys * ratio / turns for keys in work.prefill_kv_tokens),
+            sampled_prefills=work.sampled_prefills // turns,
         )
 
-    def _seen(self, work: StepWork[Any], logit_rows: Any) -> tuple[StepWork[Any], Any, Any]:
-        """The part of a step that the slowest attention group does, the tokens of all groups, its rows of logits."""
-        seen = slowest_group(work, self.deployment.attention_data_parallel)
-        if logit_rows is None:
-            logit_rows = seen.decode_tokens + seen.sampled_prefills
-        elif seen is not work:
-            logit_rows = -(-logit_rows // self.deployment.attention_data_parallel)
-        all_group_tokens = seen.all_group_tokens
-        if self.shares_prompts:
-            assert self._overlap is not None
-            seen = context_parallel_part(seen, self._overlap.prompt_groups)
-        return seen, all_group_tokens, logit_rows
-
-    def _even(self, all_group_tokens: IntArray, group_tokens: IntArray) -> FloatArray | None:
+    def _even(self, step: GroupStep) -> FloatArray | None:
         """Work of the mean attention group over that of the slowest; None where there is one."""
-        groups = self.deployment.attention_data_parallel
-        return (
-            np.divide(all_group_tokens, groups * group_tokens, out=np.ones(len(group_tokens)), where=group_tokens > 0)
-            if groups > 1
-            else None
-        )
+        groups, tokens = self.deployment.attention_data_parallel, step.tokens
+        if groups == 1:
+            return None
+        even: FloatArray = np.divide(step.all_group_tokens, groups * tokens, out=np.ones(len(tokens)), where=tokens > 0)
+        return even
 
-    def _layer_costs(self, query_len: int) -> Callable[[IntArray], Costs]:
-        """Costs of embedding and layers by tokens, padded to captured graphs."""
+    def _layer_blocks(self, home: Deployment, tokens: IntArray, query_len: Any) -> Iterator[CallBlock]:
+        """Embedding, layers, and the transfer of activations to the chip that runs the next layers.
 
-        def costs(tokens: IntArray) -> Costs:
-            deployment = self.deployment
-            padded = deployment.framework.padded_tokens(tokens, deployment.cuda_graphs)
-            distinct, inverse = np.unique(padded, return_inverse=True)
-            total = Costs.zeros(len(distinct))
-            for home in self._homes:
-                for group in home.architecture.layer_groups:
-                    total.add(self.layer_costs(group.layer, distinct, query_len, home), group.count)
-                for calls in (embedding_calls(home, distinct), self._leaving(home, distinct)):
-                    total.add(_sum(calls, home, len(distinct)))
-            return total.rows(inverse)
+        Args:
+            home: chip and its layers.
+            tokens: padded to captured graphs.
+            query_len: as ``_together`` gives it.
+        """
+        yield CallBlock(home, embedding_calls(home, tokens))
+        prices = {(one.kind.shape, one.kind.window): one for one in self._mixing if one.kind.kernels is home.kernels}
+        for group in home.architecture.layer_groups:
+            layer, mixer = group.layer, group.layer.mixer
+            mixing = [] if mixer is None else [prices[kind] for kind in home.mixing(mixer)]
+            calls = layer_calls(home, layer, tokens, query_len)
+            yield CallBlock(home, calls, group.count, mixing, reduction_calls(home, layer, tokens))
+        if home is not self._homes[-1] and home.link is not None:
+            yield CallBlock(home, [p2p_send(home, tokens, home.link)])
 
-        return costs
+    def _head_block(self, logit_rows: IntArray) -> CallBlock:
+        return CallBlock(self.deployment, head_calls(self.deployment, logit_rows))
 
-    def _expert_costs(self, tokens: IntArray) -> Costs:
-        total = Costs.zeros(len(tokens))
+    def _expert_blocks(self, tokens: IntArray) -> Iterator[CallBlock]:
+        """Experts that attention groups share, by the tokens that they compute."""
         for group in self.deployment.architecture.layer_groups:
             if isinstance(group.layer.feed_forward, MoeMlp):
                 calls = shared_expert_calls(self.deployment, group.layer.feed_forward, tokens)
-                total.add(_sum(calls, self.deployment, len(tokens)), group.count)
-        return total
+                yield CallBlock(self.deployment, calls, group.count)
 
     def _layer_table(self, query_len: int) -> CostTable:
+        """Costs of embedding and layers by tokens."""
+
+        def costs(tokens: IntArray) -> Costs:
+            padded = self.deployment.framework.padded_tokens(tokens, self.deployment.cuda_graphs)
+            distinct, inverse = np.unique(padded, return_inverse=True)
+            blocks: list[CallBlock] = []
+            for home in self._homes:
+                embedding, *others = self._layer_blocks(home, distinct, query_len)
+                others.insert(len(home.architecture.layer_groups), embedding)  # summed after the layers
+                blocks += others
+            return _summed(blocks, len(distinct)).rows(inverse)
+
         if query_len not in self._layers:
             like = None if self.like is None else self.like._layer_table(query_len)
             if like is None or self._same_tables is None:
-                like = CostTable(self._layer_costs(query_len), self._most, like)
+                like = CostTable(costs, self._most, like)
             self._layers[query_len] = like
         return self._layers[query_len]
 
-    def _together(self, work: StepWork[IntArray]) -> IntArray:
+    def _together(self, work: StepWork[Any]) -> Any:
         """Consecutive tokens per sequence for routed experts: the verified ones in steps without prompts, else 1."""
-        decode_only = (work.decode_seqs > 0) & (work.prefill_seqs == 0) & self._routed
-        return np.where(decode_only, work.query_len, 1)
+        decoding, prefilling = work.decode_seqs, work.prefill_seqs
+        if isinstance(decoding, np.ndarray):
+            return np.where((decoding > 0) & (prefilling == 0) & self._routed, work.query_len, 1)
+        return work.query_len if self._routed and decoding and not prefilling else 1
 
     def _layer_rows(self, tokens: IntArray, lengths: IntArray) -> Costs:
         """Costs of embedding and layers of many steps; ``lengths`` as ``_together`` gives them."""
@@ -581,10 +611,12 @@ class StepTimer:
             total.put(rows, self._layer_table(length).rows(tokens[rows]))
         return total
 
-    def _mixing_kernels(self, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
+    def _mixing_kernels(self, prices: MixingPrices, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """Token-mixing kernels of one layer of a kind, as far as they are not hidden behind the rest of the layer."""
-        for call in mixing_calls(kind, work):
-            kernel = price(call, kind.kernels, self._decode[self._kinds.index(kind)])
+        kind = prices.kind
+        calls = [calls(kind, *sizes) for calls, sizes in mixing_calls(kind, work)]
+        for call in chain.from_iterable(zip(*calls, strict=True)):
+            kernel = price(call, kind.kernels, prices.decode)
             if self._overlap is not None and call.op == "attention_decode":
                 yield from self._exposed(kernel, kind, work)
             else:
@@ -592,6 +624,19 @@ class StepTimer:
         if self.shares_prompts:
             exchange = other_device_kernel("KV exchange", "collective", self._exchange_s(kind, work.prefill_tokens))
             yield exchange._replace(basis=EXTRAPOLATED)
+
+    def _mixing_seconds(self, work: StepWork[Any]) -> Any:
+        """Seconds of the same kernels of all layers in one step."""
+        total: Any = 0.0
+        for prices in self._mixing:
+            for calls, sizes in mixing_calls(prices.kind, work):
+                if self._overlap is not None and calls is decode_calls and not work.prefill_seqs:
+                    total += look_up(self._overlapped[prices], *sizes[:3])
+                else:
+                    total += prices.seconds(calls, sizes)
+            if self.shares_prompts and work.prefill_seqs:
+                total += prices.kind.layers * self._exchange_s(prices.kind, work.prefill_tokens)
+        return total
 
     def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """Exposed decode attention of decode-only steps, and transfers over the link between the groups;
@@ -613,78 +658,11 @@ class StepTimer:
         yield kernel._replace(exposed=exposed, basis=basis)
         yield other_device_kernel("p2p-send", "collective", link)._replace(basis=EXTRAPOLATED)
 
-    def _attention_prices(self) -> list[AttentionPrices]:
-        """Functions and tables of every kind of attention."""
-        if not self._attention:
-            self._attention = list(self._overlapped() if self._plain is not None else self._serial())
-        return self._attention
-
-    def _overlapped(self) -> Iterator[AttentionPrices]:
-        assert self._plain is not None
-        assert self._overlap is not None
-        for kind, one in zip(self._kinds, self._plain._attention_prices(), strict=True):
-            assert isinstance(kind.shape, AttentionShape)
-            yield one._replace(overlapped=DecodeTable(self._overlap.exposed(kind.shape, kind.window)))
-
-    def _serial(self) -> Iterator[AttentionPrices]:
-        """Attention prices without overlap; those of the timer whose tables are reused where it has them."""
-        known = [] if self.like is None else self.like._attention_prices()
-        for place, kind in enumerate(self._kinds):
-            if known and self._same_tables is not None:
-                yield known[place]
-                continue
-            prefill = seconds_of(prompt_calls, kind)
-            fresh = fresh_prompt_seconds(prefill, kind.window, self.max_tokens)
-            mixed = seconds_of(mixed_calls, kind) if kind.one_pass else None
-            yield AttentionPrices(self._decode[place], prefill, mixed, fresh, kind.place, kind.layers)
-
-    def _attention_seconds(self, work: StepWork[Any]) -> Any:
-        prices = self._attention or self._attention_prices()
-        decoding, prefilling, prompt = work.decode_seqs, work.prefill_seqs, work.prefill_tokens
-        total: Any = 0.0
-        together = bool(decoding and prefilling and work.query_len == 1) and any(one.mixed for one in prices)
-        for kind, one in zip(self._kinds, prices, strict=True):
-            if together and one.mixed is not None:
-                chunks = (prefilling, prompt, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
-                longest = work.longest_kv if kind.window is None else 0
-                singles = (decoding, work.decode_kv_tokens[kind.place], longest)
-                total += kind.layers * one.mixed(*chunks, *singles)
-        if self._overlap is not None and decoding and not prefilling:
-            for one in prices:
-                assert one.overlapped is not None
-                total += look_up(one.overlapped, decoding, work.query_len, work.decode_kv_tokens[one.window])
-            decoding = 0
-        if decoding and self.tracked_longest and not together and work.tail_kv:
-            total += work.tail_kv * look_up(self._tail_s, decoding, work.query_len)
-        for kind, (decode, prefill, mixed, fresh, window, layers, _) in zip(self._kinds, prices, strict=True):
-            if together and mixed is not None:
-                continue
-            if decoding:
-                total += layers * look_up(decode, decoding, work.query_len, work.decode_kv_tokens[window])
-            if prefilling:
-                keys = work.prefill_kv_tokens[window]
-                # One of several groups may stand for a share of two prompts, whose pairs are more than one's.
-                whole = prefilling == 1 and keys == prompt
-                if whole and work.prefill_pairs[window] == causal_pairs(prompt, 0, kind.window):
-                    total += layers * look_up(fresh, prompt)
-                else:
-                    total += layers * prefill(prefilling, prompt, work.prefill_pairs[window], keys)
-        if prefilling and self.shares_prompts:
-            total += sum(kind.layers * self._exchange_s(kind, prompt) for kind in self._kinds)
-        return total
-
     def _exchange_s(self, kind: MixingKind, prompt_tokens: Any) -> Any:
         """Seconds to exchange keys and values of one layer between groups that compute prompts together."""
         assert self._overlap is not None
         assert isinstance(kind.shape, AttentionShape)
         return self._overlap.exchange_s(kind.shape, prompt_tokens)
-
-    def _seconds_per_tail_key(self, seqs: int, query_len: int) -> float:
-        return sum(
-            kind.layers * float(kind.kernels.tail_seconds(kind.shape, seqs, query_len))
-            for kind in self._kinds
-            if kind.window is None and isinstance(kind.shape, AttentionShape)
-        )
 
 
 @dataclass(slots=True)
@@ -748,6 +726,15 @@ _LATELY: deque[StepTimer] = deque(maxlen=64)
 """Timers used lately, found by comparing: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
 
 
-def _sum(calls: Iterator[Call], deployment: Deployment, size: int) -> Costs:
-    """Costs of a list of calls for each of ``size`` counts."""
-    return Costs.of((price(call, deployment.kernels) for call in calls), size)
+def _priced(calls: Iterable[Call], home: Deployment) -> Iterator[Kernel]:
+    return (price(call, home.kernels) for call in calls)
+
+
+def _summed(blocks: Iterable[CallBlock], size: int) -> Costs:
+    """Costs of blocks, without token mixing, for each of ``size`` counts."""
+    total = Costs.zeros(size)
+    for home, calls, times, _, after in blocks:
+        one = Costs.of(_priced(calls, home), size)
+        one.add(Costs.of(_priced(after, home), size))
+        total.add(one, times)
+    return total

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from hwprofiles import KernelLibrary
-from hwprofiles.formulas import AttentionShape
+from hwprofiles.formulas import OPERATIONS, AttentionShape
 from hwprofiles.kernels.recurrent import RecurrentShape
+from simulator.serving.compiled import engine_module
 from simulator.serving.recording import Recording
+from simulator.timing import DraftStep, decode_work
 
 SHAPES = [AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), RecurrentShape(16, 32, 128, 128)]
 
@@ -40,3 +42,28 @@ def test_recorded_and_array_prices_are_those_of_the_formula(chip, library, shape
         assert recorded[-1].value == formula(*requested)
         together = formula(*(np.array([float(size)]) for size in requested))
         assert formula(*requested) == pytest.approx(together[0], rel=1e-12)
+
+
+class OneOperation:
+    """A timing model that applies one operation to the numbers of a step."""
+
+    windows = (None,)
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.taken = {"where": 3, "ceil": 1, "log": 1, "log2": 1, "exp": 1}.get(operation, 2)
+
+    def seconds(self, work, draft=None):
+        numbers = (work.tail_kv, work.decode_seqs, work.longest_kv)[: self.taken]
+        return work.tail_kv.book.record(self.operation, *numbers)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_engine_computes_every_recorded_operation(operation, interpreted):
+    engine = engine_module(interpreted)
+    timer = OneOperation(operation)
+    prices, draft = engine.RecordedPrices(timer), DraftStep(0, 0, 0, 0, (0,), (0,))
+    for numbers in ((2.5, 3, 7), (3.0, 3, 7), (4.25, 3, 7)):
+        work = decode_work(3, 1, (9,))._replace(tail_kv=numbers[0], longest_kv=numbers[2])
+        assert prices.seconds_of(work, draft) == OPERATIONS[operation](*numbers[: timer.taken])

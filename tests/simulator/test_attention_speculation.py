@@ -64,7 +64,7 @@ def test_an_engine_step_takes_what_the_event_model_takes(reading, outcome):
     step = target(scenario({"hit_rate": float(outcome), "reading": reading}))
     plain = target(serial())
     attention = SpeculativeAttention(scenario({"hit_rate": 1.0, "reading": reading}).attention_speculation, plain)
-    (kind,) = step._kinds
+    kind = step._mixing[0].kind
     shape, layers = kind.shape, kind.layers
     for seqs, query_len, keys in ((1, 1, 32768), (4, 1, 65536), (8, 4, 16384)):
         times = attention.layer_times(shape, seqs, query_len, keys)
@@ -151,7 +151,7 @@ def test_a_step_rolls_back_those_requests_that_fail(reading, correlation):
     block = {"hit_rate": 0.9, "verification": "per-request", "batch_correlation": correlation, "reading": reading}
     step, plain = target(scenario(block)), target(serial())
     attention = SpeculativeAttention(scenario(block).attention_speculation, plain)
-    (kind,) = step._kinds
+    kind = step._mixing[0].kind
     times = attention.layer_times(kind.shape, seqs, query_len, keys)
     whole = batch_hit_rate(0.9, seqs * query_len, "every-query", correlation)
     rows = attention._kinds[kind.shape, None]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hwprofiles.formulas import CODES
 from simulator.serving.engine.common import NAN, SOURCE, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.drafting import DraftWork
 from simulator.serving.engine.work import Work
@@ -25,6 +26,22 @@ from simulator.serving.recording import (
 from simulator.timing import StagedTimer, tracked_longest
 from simulator.timing.kernels import CostTable
 
+ADD = cython.declare(cython.longlong, CODES["add"])
+SUBTRACT = cython.declare(cython.longlong, CODES["subtract"])
+MULTIPLY = cython.declare(cython.longlong, CODES["multiply"])
+DIVIDE = cython.declare(cython.longlong, CODES["divide"])
+POWER = cython.declare(cython.longlong, CODES["power"])
+MAXIMUM = cython.declare(cython.longlong, CODES["maximum"])
+MINIMUM = cython.declare(cython.longlong, CODES["minimum"])
+CEIL = cython.declare(cython.longlong, CODES["ceil"])
+WHERE = cython.declare(cython.longlong, CODES["where"])
+LESS = cython.declare(cython.longlong, CODES["less"])
+AT_MOST = cython.declare(cython.longlong, CODES["at_most"])
+BOTH = cython.declare(cython.longlong, CODES["both"])
+LOG = cython.declare(cython.longlong, CODES["log"])
+LOG2 = cython.declare(cython.longlong, CODES["log2"])
+EXP = cython.declare(cython.longlong, CODES["exp"])
+EQUAL = cython.declare(cython.longlong, CODES["equal"])
 BRANCH_STEP = cython.declare(cython.longlong, BRANCH)
 END_STEP = cython.declare(cython.longlong, END)
 COUNT_STEP = cython.declare(cython.longlong, BY_COUNT)
@@ -102,38 +119,38 @@ class Prices:
 def _computed(
     operation: cython.longlong, first: cython.double, second: cython.double, third: cython.double
 ) -> cython.double:
-    """Result of one of ``hwprofiles.formulas.OPERATIONS``, in their order."""
-    if operation == 0:
+    """Result of one of ``hwprofiles.formulas.OPERATIONS``."""
+    if operation == ADD:
         return first + second
-    if operation == 1:
+    if operation == SUBTRACT:
         return first - second
-    if operation == 2:
+    if operation == MULTIPLY:
         return first * second
-    if operation == 3:
+    if operation == DIVIDE:
         return first / second
-    if operation == 4:
+    if operation == POWER:
         return pow(first, second)
-    if operation == 5:
+    if operation == MAXIMUM:
         return second if second > first else first
-    if operation == 6:
+    if operation == MINIMUM:
         return second if second < first else first
-    if operation == 7:
+    if operation == CEIL:
         return ceil(first)
-    if operation == 8:
+    if operation == WHERE:
         return second if first != 0.0 else third
-    if operation == 9:
+    if operation == LESS:
         return 1.0 if first < second else 0.0
-    if operation == 10:
+    if operation == AT_MOST:
         return 1.0 if first <= second else 0.0
-    if operation == 11:
+    if operation == BOTH:
         return 1.0 if first != 0.0 and second != 0.0 else 0.0
-    if operation == 12:
+    if operation == LOG:
         return log(first)
-    if operation == 13:
+    if operation == LOG2:
         return log2(first)
-    if operation == 14:
+    if operation == EXP:
         return exp(first)
-    if operation == 15:
+    if operation == EQUAL:
         return 1.0 if first == second else 0.0
     return floor(first / second)
 
