@@ -34,19 +34,22 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
     follows from their rate.
     """
     process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
+    unknown = dict.fromkeys(("request_rate", "arrival_rate", "keeps_up"))
     rate = None if process is None or process.profile is not None else process.request_rate
     turns, rising_s = conversation(workload)
     arrived = (len(requests) - 1) / (last - first) if last > first and workload.open_loop else None
     if workload.sessions is not None and rate is not None:
         last = first + len(requests) / turns / rate
     elif arrived is None:
-        return {"request_rate": None, "arrival_rate": None, "keeps_up": None}
+        return unknown
     done = bool(np.any(requests.finished_s > requests.arrival_s))
     least = max(LEAST_GROWTH, GROWTH_SHARE * len(requests) / turns / 2)
     growth, settled = _open_growth(requests, first, last, rising_s)
     if growth >= least:
-        # requests that all arrive while one is served are a burst and no load
-        keeps_up = None if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s) else False
+        if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s):
+            # requests that all arrive while one is served are a burst and no load
+            return unknown
+        keeps_up = False
     else:
         keeps_up = True if settled or not done else None
     return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
@@ -98,13 +101,13 @@ def steady_output_throughput(
 ) -> float | None:
     """Output tokens per second while requests arrive, for costs: the throughput without the end of a run.
 
-    An engine that keeps up generates what is requested: the rate of arrivals times the mean answer. ``duration`` also
-    holds the time in which the last requests finish, which makes short runs look slow and dear. Where the engine does
-    not keep up, and in closed loops and bursts, it is the throughput over ``duration``.
+    An engine that keeps up, as far as the run shows, generates what is requested: the rate of arrivals times the mean
+    answer. ``duration`` also holds the time in which the last requests finish, which makes short runs look slow and
+    dear. Where the engine does not keep up, and in closed loops and bursts, it is the throughput over ``duration``.
     """
-    if not load["keeps_up"]:
-        return summary["output_throughput"]  # type: ignore[no-any-return]
     rate, turns = load["request_rate"] or load["arrival_rate"], conversation(workload)[0]
+    if load["keeps_up"] is False or rate is None:
+        return summary["output_throughput"]  # type: ignore[no-any-return]
     return float(rate * turns * summary["total_output_tokens"] / (summary["completed"] + summary["failed"]))
 
 

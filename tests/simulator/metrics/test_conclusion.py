@@ -44,7 +44,7 @@ def test_the_conclusion_says_whether_the_engine_keeps_up(arrivals, keeps_up, wor
     assert load["keeps_up"] is keeps_up
     assert run.conclusion.startswith(words)
     assert "limited by" in run.conclusion
-    assert (load["arrival_rate"] is None) == (arrivals in ("at once", "in a loop"))
+    assert (load["arrival_rate"] is None) == (arrivals in ("at once", "in a loop", "while one is served"))
     if keeps_up is False:
         assert run.summary["request_throughput"] < load["arrival_rate"] / 2
 
@@ -87,8 +87,8 @@ def test_conversations_are_kept_up_with_once_the_first_have_ended(count, words):
     lengths = {"input_tokens": 100, "output_tokens": 50}
     run = simulate(on_h100(workload | lengths, prices={"usd_per_chip_hour": 2.5}))
     assert run.conclusion.startswith(words)
-    by_hand, whole = 2.5 / (3600 * 4.0 * 10 * 50 / 1e6), 1e6 * run.document["cost_usd"] / (50 * count)
-    assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand if count == 8000 else whole)
+    by_hand = 2.5 / (3600 * 4.0 * 10 * 50 / 1e6)  # also where the run is too short to tell
+    assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(("rate", "places", "keeps_up"), [(0.2, 8, True), (3.0, 8, False), (3.0, 1024, True)])
