@@ -10,8 +10,8 @@ from refused import refused
 
 from forerun.errors import ForerunError, plain_number
 from hwprofiles import load_chip
-from simulator.running.build import build_run
 from simulator.running.metrics import scenario_document
+from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, load_scenario, parse_yaml, scenario_schema
 
 GOOD = """
@@ -60,7 +60,7 @@ def test_overrides_reach_any_depth(scenario_file):
 def test_one_line_names_the_field_and_the_way_out(row):
     """Of a single field, of sections that contradict each other, and of what does not fit the chip."""
     with refused(row["says"]):
-        build_run(Scenario.model_validate(parse_yaml(GOOD, "good")).with_values(row["set"]))
+        simulate(Scenario.model_validate(parse_yaml(GOOD, "good")).with_values(row["set"]))
 
 
 @pytest.mark.parametrize(
