@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.document import json_value
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value
 from forerun.version import VERSION
-from simulator.running.metrics.document import jsonable, scenario_document
+from simulator.running.metrics.document import scenario_document
 from simulator.running.run import RunResult, simulate
 from simulator.running.scenario import Scenario
 from simulator.serve.observed import Observed
@@ -526,5 +527,5 @@ def _document(
         "basis": None,
         "notes": [f"a healthy engine raises an alarm in {FALSE_ALARM:.0%} of such looks", *seen.notes],
     }
-    plain: Document = jsonable(document)
+    plain: Document = json_value(document)
     return plain

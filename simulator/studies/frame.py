@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
+from forerun.document import json_value
 from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
 
@@ -237,5 +238,5 @@ def study_document(
     from simulator.running import metrics
 
     header = {"scenario": metrics.scenario_document(scenario), "seed": seed, "version": VERSION}
-    document: dict[str, Any] = metrics.jsonable({**body, **header, "basis": basis, "notes": list(notes)})
+    document: dict[str, Any] = json_value({**body, **header, "basis": basis, "notes": list(notes)})
     return document

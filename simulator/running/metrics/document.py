@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from math import isfinite, isinf
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from forerun.document import json_value
 from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
@@ -73,7 +70,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "notes": [*result.notes, *price_notes(result)],
     }
     document = {"conclusion": run_conclusion(document), **document}
-    return jsonable(document)  # type: ignore[no-any-return]
+    return json_value(document)  # type: ignore[no-any-return]
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
@@ -81,12 +78,12 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
 
     A scheduler that stands in for the engine's own is left out: read back, it would count as chosen.
     """
-    data: dict[str, Any] = jsonable(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    data: dict[str, Any] = json_value(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
     sections = [(data, scenario.engine)]
     for name in scenario.pools or ():
         for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own
             base, own = getattr(scenario, section).model_dump(), scenario.pool_section(name, section).model_dump()
-            data["pools"][name][section] |= jsonable({field: own[field] for field in own if own[field] != base[field]})
+            data["pools"][name][section] |= json_value({field: own[field] for field in own if own[field] != base[field]})
         sections.append((data["pools"][name], scenario.pool_section(name, "engine")))
     for written, engine in sections:
         if replaced_scheduler(engine) is not None:
@@ -94,32 +91,9 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
     return data
 
 
-def jsonable(value: Any) -> Any:
-    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
-
-    Raises:
-        TypeError: for anything JSON has no type for.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if isfinite(value) else str(value) if isinf(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
-        return [jsonable(item) for item in value]
-    if hasattr(value, "model_dump"):
-        return jsonable(value.model_dump(by_alias=True))
-    if hasattr(value, "__fspath__"):
-        return str(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
-
-
 def json_text(document: Any) -> str:
     """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
-    text = json.dumps(jsonable(document), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(json_value(document), indent=2, allow_nan=False, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray
+from forerun.document import json_value
 from forerun.errors import ForerunError
-from simulator.running.metrics.document import json_text, jsonable
+from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles, locked_folder
 from simulator.running.metrics.summary import request_latencies_ms
 from simulator.running.metrics.timeline import thinning_remarks, write_timeline
@@ -94,7 +95,7 @@ def write_run(
 
 def run_id(document: Mapping[str, Any]) -> str:
     """A checksum of all that ``document`` says: the same for the same scenario, seed and version."""
-    content = {key: value for key, value in jsonable(document).items() if key not in ("run", "files")}
+    content = {key: value for key, value in json_value(document).items() if key not in ("run", "files")}
     if isinstance(content.get("engine"), dict):
         content["engine"] = {key: value for key, value in content["engine"].items() if key not in OWN_TIMES}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

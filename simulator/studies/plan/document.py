@@ -10,11 +10,11 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from forerun.document import json_value
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import NamedFields, StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
-from simulator.running.metrics import jsonable
 from simulator.running.metrics.conclusion import chance_words
 from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
@@ -103,9 +103,9 @@ def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None =
 def _study_text(document: Document, study: StudyFile) -> str:
     again: Document = {"scenario": document["scenario"]}
     if study.vary:
-        again["vary"] = jsonable({path: list(values) for path, values in study.vary.items()})  # type: ignore[arg-type]
+        again["vary"] = json_value({path: list(values) for path, values in study.vary.items()})  # type: ignore[arg-type]
     if study.variants:
-        again["variants"] = [{"name": v.name, "set": jsonable(dict(v.set))} for v in study.variants]
+        again["variants"] = [{"name": v.name, "set": json_value(dict(v.set))} for v in study.variants]
     return yaml_text(again)
 
 
