@@ -1,0 +1,93 @@
+"""Typed documents: frozen dataclasses whose fields are the keys of a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from math import isfinite, isinf
+from typing import Any, TypeVar
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from forerun.errors import ForerunError, in_words
+
+T = TypeVar("T")
+Json = dict[str, Any]
+"""A part of a JSON document under names that a scenario or an engine gives."""
+
+
+def absent() -> Any:
+    """A field that JSON leaves out while it is None."""
+    return field(default=None, metadata={"absent": True})
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
+
+    def __getitem__(self, key: str) -> Any:
+        return json_value(self)[key]
+
+    def keys(self) -> list[str]:
+        """Keys of its JSON."""
+        return list(json_value(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyDocument(Record):
+    """Fields of the document of every study."""
+
+    conclusion: str = ""
+    scenario: Json
+    seed: int
+    version: str
+    basis: str | None
+    """Evidence level that the answer rests on: ``calibrated``, ``datasheet`` or ``extrapolated``."""
+    notes: list[str]
+
+
+def json_value(value: Any) -> Any:
+    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
+
+    Raises:
+        TypeError: for anything JSON has no type for.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value) if isinf(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        return [json_value(item) for item in value]
+    if is_dataclass(value):
+        held = [(one, getattr(value, one.name)) for one in fields(value)]
+        return {one.name: json_value(part) for one, part in held if part is not None or "absent" not in one.metadata}
+    if hasattr(value, "model_dump"):
+        return json_value(value.model_dump(by_alias=True))
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
+    """A document's JSON as its model; a model stays.
+
+    Raises:
+        ForerunError: a field is missing, or has another type.
+    """
+    if not isinstance(document, Mapping):
+        return document
+    try:
+        return TypeAdapter(model).validate_python(document)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ForerunError(f"{'.'.join(map(str, problem['loc']))}: {in_words(problem)}") from None
+
+
+def json_schema(model: type) -> Json:
+    """JSON Schema of a model's documents."""
+    return TypeAdapter(model).json_schema(mode="serialization")
