@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forerun.result import StudyResult
     from simulator.replay.result import Replay
     from simulator.running.run import RunResult
-    from simulator.studies.compare.comparison import CompareResult
+    from simulator.studies.compare.document import CompareResult
     from simulator.studies.plan.document import PlanResult
     from simulator.studies.sweep.study import SweepResult
     from simulator.studies.tune.document import TunedResult

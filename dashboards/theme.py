@@ -154,7 +154,14 @@ REVERSED = {"autorange": "reversed", "showgrid": False}
 
 
 def captioned(
-    figure: go.Figure, title: str, caption: str, basis: str, height: int, x: Axis = "", y: Axis = "", **layout: Any
+    figure: go.Figure,
+    title: str,
+    caption: str,
+    basis: str | None,
+    height: int,
+    x: Axis = "",
+    y: Axis = "",
+    **layout: Any,
 ) -> go.Figure:
     """Give ``figure`` its title, a caption that ends with the basis, its height in pixels, axes and light template."""
     text = f"<b>{title}</b><br><span style='font-size:12px'>{caption} · basis: {basis}</span>"

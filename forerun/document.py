@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, isinf
 from typing import Any, TypeVar
 
@@ -15,27 +15,24 @@ from forerun.errors import ForerunError, in_words
 T = TypeVar("T")
 Json = dict[str, Any]
 """A part of a JSON document under names that a scenario or an engine gives."""
-
-
-def absent() -> Any:
-    """A field that JSON leaves out while it is None."""
-    return field(default=None, metadata={"absent": True})
+LEFT_OUT = {"left_out": True}
+"""Metadata of a field that JSON leaves out while it is None."""
 
 
 @dataclass(frozen=True)
-class Record:
+class DocumentPart:
     """A row of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
 
     def __getitem__(self, key: str) -> Any:
-        return json_value(self)[key]
+        return plain_json(self)[key]
 
     def keys(self) -> list[str]:
         """Keys of its JSON."""
-        return list(json_value(self))
+        return list(plain_json(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyDocument(Record):
+class StudyDocument(DocumentPart):
     """Fields of the document of every study."""
 
     conclusion: str = ""
@@ -47,7 +44,7 @@ class StudyDocument(Record):
     notes: list[str]
 
 
-def json_value(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
 
     Raises:
@@ -60,14 +57,14 @@ def json_value(value: Any) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else str(value) if isinf(value) else None
     if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | np.ndarray):
-        return [json_value(item) for item in value]
+        return [plain_json(item) for item in value]
     if is_dataclass(value):
         held = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: json_value(part) for one, part in held if part is not None or "absent" not in one.metadata}
+        return {one.name: plain_json(part) for one, part in held if part is not None or "left_out" not in one.metadata}
     if hasattr(value, "model_dump"):
-        return json_value(value.model_dump(by_alias=True))
+        return plain_json(value.model_dump(by_alias=True))
     if hasattr(value, "__fspath__"):
         return str(value)
     raise TypeError(f"no JSON for {type(value).__name__}")

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
+from typing_extensions import TypeVar
 
+from forerun.document import plain_json, read_document
 from forerun.errors import ForerunError, did_you_mean
 from forerun.renderer import renderer
 from forerun.tables import ABSENT, Table, arrow_column, number, pairs
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
     import pyarrow as pa
+
+Data = TypeVar("Data", default=Any)
 
 _STYLE = (
     "<style>.forerun table{border-collapse:collapse;margin:.4em 0}.forerun td,.forerun th{padding:.1em .8em .1em 0;"
@@ -51,22 +55,6 @@ class LatencyStatistics(NamedTuple):
     p90: float | None
     p95: float | None
     p99: float | None
-
-
-class NamedFields(dict[str, Any]):
-    """A row of a document whose keys are attributes too: ``plan.best.chips`` is ``plan.best["chips"]``.
-
-    A subclass annotates its keys, which gives them types and completion.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self})
 
 
 class Result:
@@ -211,11 +199,15 @@ class Result:
         return f'{_STYLE}<div class="forerun">{heading}{"".join(parts)}{end}<ul class="faint">{notes}</ul></div>'
 
 
-class StudyResult(Result):
+class StudyResult(Result, Generic[Data]):
     """A finished study; its document contains all of its results.
 
+    ``data`` is the document as a ``document_type``, a :class:`forerun.document.StudyDocument`; a study without such a
+    type has plain JSON values there too.
+
     Args:
-        document: plain JSON values, with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and ``conclusion``.
+        document: a ``document_type``, or JSON values with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and
+            ``conclusion``.
         command: shell command that repeats the study in the folder that ``save`` wrote; may be empty.
         files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
     """
@@ -223,8 +215,15 @@ class StudyResult(Result):
     drawn_in: ClassVar[str] = ""
     """Module whose ``FIGURES`` draw it, imported for the first of them; for studies of other distributions."""
 
-    def __init__(self, document: dict[str, Any], command: str = "", files: Mapping[str, str] | None = None) -> None:
-        self._document, self.command, self._files = document, command, dict(files or {})
+    document_type: ClassVar[type[Any] | None] = None
+
+    def __init__(
+        self, document: Data | Mapping[str, Any], command: str = "", files: Mapping[str, str] | None = None
+    ) -> None:
+        kind = self.document_type
+        self.data: Data = document if kind is None else read_document(kind, document)  # type: ignore[assignment]
+        self._document: dict[str, Any] = document if kind is None else plain_json(self.data)  # type: ignore[assignment]
+        self.command, self._files = command, dict(files or {})
 
     @property
     def document(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ LAYERS = (
     ("traces",),
     ("hwprofiles",),
     ("forerun.result",),
-    ("forerun.tables",),
+    ("forerun.tables", "forerun.document"),
     (
         "forerun.arrays",
         "forerun.lazy",

@@ -12,7 +12,8 @@ from study_commands import WIDTHS, printed, same_at_every_width
 from forerun.tables import Cell, Table, cell_text, duration
 from forerun.text_layout import lines_of, pieces
 from simulator.cli import main
-from simulator.studies.compare.comparison import ratio_cell
+from simulator.studies.compare.document import ratio_cell
+from simulator.studies.paired import Ratio
 
 WORD = st.text("abcdefgh-./%", min_size=1, max_size=20)
 FIGURE = st.from_regex(r"-?[0-9]{1,3}(,[0-9]{3})?(\.[0-9]{1,3})?( (ms|GB|req/s|%))?", fullmatch=True)
@@ -151,7 +152,7 @@ def test_full_view_has_everything_and_the_short_one_says_what_it_leaves_out(tmp_
     ],
 )
 def test_a_speedup_says_nothing_twice(ratio, brief, full):
-    cell = ratio_cell(dict(zip(("ratio", "low", "high", "probability"), ratio, strict=True)))
+    cell = ratio_cell(Ratio(*ratio))
     assert cell_text(cell) == full
     assert cell_text(Table("", ("", ""), [("", cell)]).brief().rows[0][1]) == brief
 

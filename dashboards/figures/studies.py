@@ -30,7 +30,8 @@ from dashboards.theme import (
     range_with_intervals,
     whiskers,
 )
-from simulator.studies.compare.comparison import NO_EFFECT, compared_variants, contenders, range_words, swing
+from forerun.document import read_document
+from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
 from simulator.studies.study_file import field_words
 from simulator.studies.sweep.study import point_value
@@ -69,7 +70,7 @@ class ForestData(NamedTuple):
 
     rows: tuple[ForestRow, ...]
     baseline: str
-    basis: str
+    basis: str | None
 
 
 class TornadoRow(NamedTuple):
@@ -88,7 +89,7 @@ class TornadoData(NamedTuple):
     variant: str
     metric: str
     ratio: float
-    basis: str
+    basis: str | None
 
 
 class RatioCurve(NamedTuple):
@@ -108,21 +109,21 @@ class LoadCurveData(NamedTuple):
     crossings: tuple[float, ...]
     path: str
     metric: str
-    basis: str
+    basis: str | None
     capacity: float | None = None
     """The most load that a variant or the baseline can serve; None where it is not known, or a higher one counts."""
 
 
 def forest_data(document: dict[str, Any]) -> ForestData:
     """Speedups of a comparison document in the order of the legend."""
-    metrics = tuple(dict.fromkeys([document["metric"], *FOREST_METRICS]))
+    data = read_document(CompareDocument, document)
     rows = [
-        ForestRow(variant["name"], metric, cell["ratio"], cell["low"], cell["high"])
-        for variant in compared_variants(document)
-        for metric in metrics
-        if (cell := variant["speedup"].get(metric)) is not None
+        ForestRow(variant.name, metric, cell.ratio, cell.low, cell.high)
+        for variant in data.compared
+        for metric in dict.fromkeys([data.metric, *FOREST_METRICS])
+        if (cell := variant.speedup.get(metric)) is not None
     ]
-    return ForestData(tuple(rows), document["baseline"], document["basis"])
+    return ForestData(tuple(rows), data.baseline, data.basis)
 
 
 def forest_figure(data: ForestData) -> go.Figure:
@@ -200,19 +201,18 @@ def bars_figure(data: BarsData) -> go.Figure:
 
 def tornado_data(document: dict[str, Any]) -> TornadoData | None:
     """The swings of the variant that the conclusion names; None where nothing moves."""
-    metric, variants = document["metric"], contenders(document)
-    if not variants:
+    data = read_document(CompareDocument, document)
+    if not data.contenders:
         return None
-    name, rows = variants[0]["name"], []
-    for row in document["sensitivity"]:
-        if abs(swing(row, name)) > NO_EFFECT:
-            ends, words = row["ratios"][name], f"{row['says']}, {range_words(row)}"
-            rows.append(TornadoRow(words, ends["at_low"], ends["at_high"], name in row["flips"]))
+    (variant, speedup), rows = data.contenders[0], []
+    for row in data.sensitivity:
+        if abs(row.change(variant.name)) > NO_EFFECT:
+            words, ends = f"{row.says}, {range_words(row)}", row.ratios[variant.name]
+            rows.append(TornadoRow(words, ends.at_low or 0.0, ends.at_high or 0.0, variant.name in row.flips))
     rows.sort(key=lambda row: -abs(row.at_high - row.at_low))
     if not rows:
         return None
-    ratio = variants[0]["speedup"][metric]["ratio"]
-    return TornadoData(tuple(rows[:TORNADO_ROWS]), name, metric, ratio, document["basis"])
+    return TornadoData(tuple(rows[:TORNADO_ROWS]), variant.name, data.metric, speedup.ratio, data.basis)
 
 
 def tornado_figure(data: TornadoData) -> go.Figure:
@@ -240,24 +240,22 @@ def tornado_figure(data: TornadoData) -> go.Figure:
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
     """Speedups over the loads that can be served; None where the comparison tried no other load."""
-    documents = document["load_curves"]
-    if documents is None or not any(curve["points"] for curve in documents["curves"]):
+    data = read_document(CompareDocument, document)
+    if data.load_curves is None or not any(curve.points for curve in data.load_curves.curves):
         return None
-    crossover = document["crossover"]
-    crossings = () if crossover is None else tuple(row["value"] for row in crossover["all"])
-    names = {document["baseline"], *(curve["variant"] for curve in documents["curves"])}
-    served = [load for name, load in (document.get("served_load") or {}).items() if name in names and load is not None]
-    capacity = max(served, default=inf)
-    within = [[point for point in curve["points"] if point["value"] <= capacity] for curve in documents["curves"]]
+    crossings = () if data.crossover is None else tuple(row.value for row in data.crossover.all)
+    names = (data.baseline, *(curve.variant for curve in data.load_curves.curves))
+    capacity = max((most for name in names if (most := data.most(name)) is not None), default=inf)
+    within = [[point for point in curve.points if point.value <= capacity] for curve in data.load_curves.curves]
     if max(crossings, default=0.0) > capacity or max(map(len, within)) < 2:
-        within, capacity = [curve["points"] for curve in documents["curves"]], inf
+        within, capacity = [curve.points for curve in data.load_curves.curves], inf
     curves = tuple(
-        RatioCurve(curve["variant"], *(tuple(p[key] for p in points) for key in ("value", "ratio", "low", "high")))
-        for curve, points in zip(documents["curves"], within, strict=True)
+        RatioCurve(curve.variant, *zip(*((p.value, p.ratio, p.low, p.high) for p in points), strict=True))
+        for curve, points in zip(data.load_curves.curves, within, strict=True)
         if points
     )
     at_most = capacity if isfinite(capacity) else None
-    return LoadCurveData(curves, crossings, documents["path"], documents["metric"], document["basis"], at_most)
+    return LoadCurveData(curves, crossings, data.load_curves.path, data.metric, data.basis, at_most)
 
 
 def load_curve_figure(data: LoadCurveData) -> go.Figure:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.document import json_value
+from forerun.document import plain_json
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value
@@ -527,5 +527,5 @@ def _document(
         "basis": None,
         "notes": [f"a healthy engine raises an alarm in {FALSE_ALARM:.0%} of such looks", *seen.notes],
     }
-    plain: Document = json_value(document)
+    plain: Document = plain_json(document)
     return plain

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
-from forerun.document import json_value
 from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
 
@@ -231,12 +230,19 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
     return declare
 
 
+def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Fields that the document of every study has, but for its conclusion."""
+    from simulator.running.metrics import scenario_document
+
+    header = {"scenario": scenario_document(scenario), "seed": seed, "version": VERSION}
+    return {**header, "basis": basis, "notes": list(notes)}
+
+
 def study_document(
     body: Mapping[str, Any], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """``body`` as plain JSON values, with what the document of every study has."""
-    from simulator.running import metrics
+    from forerun.document import plain_json
 
-    header = {"scenario": metrics.scenario_document(scenario), "seed": seed, "version": VERSION}
-    document: dict[str, Any] = json_value({**body, **header, "basis": basis, "notes": list(notes)})
+    document: dict[str, Any] = plain_json({**body, **study_header(scenario, seed, basis, notes)})
     return document

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, log
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from forerun.document import DocumentPart
 from forerun.errors import ArgumentError, did_you_mean
 from forerun.tables import number
 from simulator.running.metrics.statistics import EQUAL, mean_interval
@@ -41,7 +43,8 @@ def checked_metric(metric: str) -> str:
     return metric
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True)
+class Ratio(DocumentPart):
     """How many times better a variant is than the baseline; above 1 is better whatever the metric."""
 
     ratio: float

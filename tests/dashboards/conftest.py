@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_comparison import made_comparison, made_swing, made_variant
 from made_kernels import attention_rows, gemm_rows, measured
 from plain_scenario import plain_data
 
@@ -28,7 +29,7 @@ from simulator.running.metrics.run_folder import RunFolder, load_run, write_run
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.alspec import atlas_gains, atlas_layouts
-from simulator.studies.compare.comparison import CompareResult
+from simulator.studies.compare.document import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
 from simulator.workload import generate_requests
 from traces.kernels import concatenate
@@ -108,29 +109,14 @@ def ratio(value, width=0.1):
 @pytest.fixture(scope="session")
 def comparison():
     swings = [
-        {
-            "parameter": name,
-            "says": says,
-            "unit": unit,
-            "low": 0.5,
-            "high": 2.0,
-            "source": "nobody",
-            "ratios": {"b": {"at_low": low, "at_high": high}, "c": {"at_low": 1.0, "at_high": 1.0}},
-            "flips": flips,
-        }
-        for name, says, unit, low, high, flips in (
-            ("vllm.step_s", "host time of a step", "factor", 1.3, 1.1, []),
-            ("idle", "what nobody asks for", "factor", 1.2, 1.2, []),
-            ("acceptance", "acceptance rates", "s", 0.9, 1.6, ["b"]),
-        )
+        made_swing("host time of a step", [], 1.3, 1.1, parameter="vllm.step_s"),
+        made_swing("what nobody asks for", [], 1.2, 1.2),
+        made_swing("acceptance rates", ["b"], 0.9, 1.6, unit="s"),
     ]
     variants = [
-        {
-            "name": name,
-            "summary": {"mean_e2el_ms": 10.0, "output_throughput": None},
-            "basis": "calibrated",
-            "speedup": dict.fromkeys(HIGHER_IS_BETTER) | s,
-        }
+        made_variant(
+            name, dict.fromkeys(HIGHER_IS_BETTER) | s, summary={"mean_e2el_ms": 10.0, "output_throughput": None}
+        )
         for name, s in (
             ("a", {"mean_e2el_ms": ratio(1.0, 0.0)}),
             ("b", {"mean_e2el_ms": ratio(1.2), "output_throughput": {"ratio": 0.9, "low": None, "high": None}}),
@@ -140,21 +126,12 @@ def comparison():
     points = [{"value": x, **ratio(y)} for x, y in ((1.0, 1.3), (2.0, 1.1), (4.0, 0.8))]
     crossing = {"variant": "b", "value": 2.4, "low": 2.0, "high": None, "better": "below"}
     path = "workload.arrivals.request_rate"
-    return {
-        "variants": variants,
-        "baseline": "a",
-        "metric": "mean_e2el_ms",
-        "crossover": {"path": path, "metric": "mean_e2el_ms", **crossing, "all": [crossing]},
-        "load_curves": {"path": path, "metric": "mean_e2el_ms", "curves": [{"variant": "b", "points": points}]},
-        "sensitivity": swings,
-        "conclusion": "b wins | by <a lot>",
-        "scenario": SCENARIO,
-        "seed": 3,
-        "replications": 4,
-        "version": "9.9",
-        "basis": "calibrated",
-        "notes": ["a remark"],
-    }
+    along = {"path": path, "metric": "mean_e2el_ms"}
+    curves = {**along, "requested": False, "curves": [{"variant": "b", "points": points}]}
+    crossover = {**along, **crossing, "all": [crossing]}
+    words = {"conclusion": "b wins | by <a lot>", "notes": ["a remark"], "scenario": SCENARIO, "seed": 3}
+    found = {"crossover": crossover, "load_curves": curves, "sensitivity": swings}
+    return made_comparison(variants, "mean_e2el_ms", **found, **words)
 
 
 LLAMA_CPP: dict[str, Any] = {

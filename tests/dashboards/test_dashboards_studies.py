@@ -9,7 +9,7 @@ from dashboards.figures.text import text_intervals
 from dashboards.result_figures import drawn_figures
 from dashboards.study_report import study_html, study_markdown
 from dashboards.theme import range_with_intervals
-from simulator.studies.compare.comparison import CompareResult
+from simulator.studies.compare.document import CompareResult
 from simulator.studies.sweep.study import SweepResult
 
 SCENARIO = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}

@@ -114,7 +114,7 @@ def test_the_best_layout_and_variant_have_named_attributes(results):
     assert best.probability is None or 0 <= best.probability <= 1
     with pytest.raises(fr.ForerunError, match="no launch command for 'other'"):
         best.launch_command("other")
-    with pytest.raises(AttributeError, match="PlannedLayout has no attribute 'chip'"):
+    with pytest.raises(AttributeError, match="'BestLayout' object has no attribute 'chip'"):
         _ = best.chip
     assert pickle.loads(pickle.dumps(best)) == best
     compared = results["compare"]

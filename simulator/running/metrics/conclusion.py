@@ -45,13 +45,9 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
     done = bool(np.any(requests.finished_s > requests.arrival_s))
     least = max(LEAST_GROWTH, GROWTH_SHARE * len(requests) / turns / 2)
     growth, settled = _open_growth(requests, first, last, rising_s)
-    if growth >= least:
-        if done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s):
-            # requests that all arrive while one is served are a burst and no load
-            return unknown
-        keeps_up = False
-    else:
-        keeps_up = True if settled or not done else None
+    if growth >= least and done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s):
+        return unknown  # requests that all arrive while one is served are a burst and no load
+    keeps_up = False if growth >= least else True if settled or not done else None
     return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
 
 

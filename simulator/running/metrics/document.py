@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.document import json_value
+from forerun.document import plain_json
 from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
@@ -70,7 +70,7 @@ def run_document(result: RunRecords) -> dict[str, Any]:
         "notes": [*result.notes, *price_notes(result)],
     }
     document = {"conclusion": run_conclusion(document), **document}
-    return json_value(document)  # type: ignore[no-any-return]
+    return plain_json(document)  # type: ignore[no-any-return]
 
 
 def scenario_document(scenario: Any) -> dict[str, Any]:
@@ -78,12 +78,13 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
 
     A scheduler that stands in for the engine's own is left out: read back, it would count as chosen.
     """
-    data: dict[str, Any] = json_value(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    data: dict[str, Any] = plain_json(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
     sections = [(data, scenario.engine)]
     for name in scenario.pools or ():
         for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own
             base, own = getattr(scenario, section).model_dump(), scenario.pool_section(name, section).model_dump()
-            data["pools"][name][section] |= json_value({field: own[field] for field in own if own[field] != base[field]})
+            changed = {field: own[field] for field in own if own[field] != base[field]}
+            data["pools"][name][section] |= plain_json(changed)
         sections.append((data["pools"][name], scenario.pool_section(name, "engine")))
     for written, engine in sections:
         if replaced_scheduler(engine) is not None:
@@ -93,7 +94,7 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
 
 def json_text(document: Any) -> str:
     """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
-    text = json.dumps(json_value(document), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(plain_json(document), indent=2, allow_nan=False, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray
-from forerun.document import json_value
+from forerun.document import plain_json
 from forerun.errors import ForerunError
 from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles, locked_folder
@@ -95,7 +95,7 @@ def write_run(
 
 def run_id(document: Mapping[str, Any]) -> str:
     """A checksum of all that ``document`` says: the same for the same scenario, seed and version."""
-    content = {key: value for key, value in json_value(document).items() if key not in ("run", "files")}
+    content = {key: value for key, value in plain_json(document).items() if key not in ("run", "files")}
     if isinstance(content.get("engine"), dict):
         content["engine"] = {key: value for key, value in content["engine"].items() if key not in OWN_TIMES}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

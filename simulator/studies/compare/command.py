@@ -7,7 +7,7 @@ from simulator.studies.frame import Interval, Jobs, Option, ProgressCall, Values
 
 if TYPE_CHECKING:
     from simulator.running.scenario import Scenario, ScenarioSource
-    from simulator.studies.compare.comparison import CompareResult
+    from simulator.studies.compare.document import CompareResult
     from simulator.studies.study_file import Source, Variant
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, inf, log
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from forerun.document import DocumentPart
 from forerun.errors import ForerunError
 from simulator.running.scenario import Scenario
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
@@ -31,23 +32,23 @@ MATERIAL = 1e-3
 """Differences below a tenth of a percent do not make a variant better or worse."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+@dataclass(frozen=True)
+class CurvePoint(Ratio):
     """The speedup of a variant at one load."""
 
-    value: float
-    speedup: Ratio
+    value: float = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where a speedup passes 1, with the ends of the interval; None where an end lies outside the loads tried."""
+@dataclass(frozen=True)
+class Crossing(DocumentPart):
+    """Load at which a speedup passes 1, with the ends of its interval; None where an end is beyond the loads tried."""
 
+    variant: str
     value: float
     low: float | None
     high: float | None
     better: str
-    """``below`` or ``above``: on which side the variant pays."""
+    """``below`` or ``above``: the side on which the variant pays."""
 
 
 class ServedLoads(NamedTuple):
@@ -64,10 +65,6 @@ class LoadCurve:
     variant: str
     points: tuple[CurvePoint, ...]
     crossings: tuple[Crossing, ...]
-
-    def document(self) -> dict[str, Any]:
-        points = [{"value": point.value, **point.speedup._asdict()} for point in self.points]
-        return {"variant": self.variant, "points": points}
 
 
 def load_path(scenario: Scenario) -> str | None:
@@ -190,10 +187,12 @@ def load_curves(
     curves = []
     for variant in others:
         row = ratios[variant.name]
-        points = tuple(CurvePoint(value, ratio) for value in sorted(row) if (ratio := row[value]) is not None)
+        points = tuple(
+            CurvePoint(**vars(ratio), value=value) for value in sorted(row) if (ratio := row[value]) is not None
+        )
         crossings = tuple(
             crossing
-            for crossing in crossings_of(points, most[variant.name])
+            for crossing in crossings_of(variant.name, points, most[variant.name])
             if crossing.value <= max(most[variant.name]) and runs.served((base, variant), points, crossing.value)
         )
         curves.append(LoadCurve(variant.name, points, crossings))
@@ -219,27 +218,27 @@ def lacks_section(scenario: Scenario, path: str) -> bool:
     return bool(dot) and getattr(scenario, section, section) is None
 
 
-def crossings_of(points: Sequence[CurvePoint], served: ServedLoads | None = None) -> tuple[Crossing, ...]:
+def crossings_of(variant: str, points: Sequence[CurvePoint], served: ServedLoads | None = None) -> tuple[Crossing, ...]:
     """Where the speedup passes 1 between two loads at which it is surely on either side, by interpolation.
 
     At a load that one of the two cannot serve in the long run, the other is surely better, whatever a run measures.
     The ends of the interval are where the ends of the speedup's own intervals pass 1.
     """
     served = served or ServedLoads(inf, inf)
-    decided = [(index, _decision(point.value, point.speedup, served)) for index, point in enumerate(points)]
+    decided = [(index, _decision(point.value, point, served)) for index, point in enumerate(points)]
     decided = [(index, verdict) for index, verdict in decided if verdict]
     crossings = []
     for (first, before), (last, after) in pairwise(decided):
         if before == after:
             continue
         section = points[first : last + 1]
-        middle = _zero([(p.value, log(p.speedup.ratio)) for p in section], after)
+        middle = _zero([(p.value, log(p.ratio)) for p in section], after)
         low = high = None
-        if all(p.speedup.low is not None and p.speedup.high is not None for p in section):
-            lows = [(p.value, log(p.speedup.low or 1.0)) for p in section]
-            highs = [(p.value, log(p.speedup.high or 1.0)) for p in section]
+        if all(p.low is not None and p.high is not None for p in section):
+            lows = [(p.value, log(p.low or 1.0)) for p in section]
+            highs = [(p.value, log(p.high or 1.0)) for p in section]
             low, high = sorted(_zero(ends, after) for ends in (lows, highs))
-        crossings.append(Crossing(middle, low, high, "below" if before > 0 else "above"))
+        crossings.append(Crossing(variant, middle, low, high, "below" if before > 0 else "above"))
     return tuple(crossings)
 
 
@@ -347,16 +346,12 @@ def _steady_requests(scenario: Scenario) -> int | None:
     return None if arrivals.request_rate is None else steady_requests(scenario, arrivals.request_rate)
 
 
-def crossing_rows(curves: Sequence[LoadCurve]) -> list[dict[str, Any]]:
-    return [{"variant": curve.variant, **asdict(crossing)} for curve in curves for crossing in curve.crossings]
-
-
-def nearest_crossing(curves: Sequence[LoadCurve], base: float | None) -> dict[str, Any] | None:
+def nearest_crossing(crossings: Iterable[Crossing], base: float | None) -> Crossing | None:
     """The crossing nearest to the scenario's own load."""
 
-    def distance(row: dict[str, Any]) -> float:
+    def distance(crossing: Crossing) -> float:
         if base is None:
             return 0.0
-        return abs(log(row["value"] / base)) if row["value"] > 0 and base > 0 else inf
+        return abs(log(crossing.value / base)) if crossing.value > 0 and base > 0 else inf
 
-    return min(crossing_rows(curves), key=distance, default=None)
+    return min(crossings, key=distance, default=None)

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
+from forerun.document import DocumentPart
 from simulator.studies.assumed import AssumedParameter, assumed_parameters
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
 from simulator.studies.runs import Need, RunPool, SeededRun, needed_for, with_seeds
 from simulator.studies.study_file import Variant
 
 
-@dataclass(frozen=True, slots=True)
-class Swing:
+@dataclass(frozen=True)
+class Ends(DocumentPart):
+    """Ratio of a variant over the baseline at both ends of an assumed parameter; None where a run failed."""
+
+    at_low: float | None
+    at_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swing(DocumentPart):
     """The speedups of a comparison at both ends of one assumed parameter."""
 
-    parameter: AssumedParameter
-    at_low: dict[str, float]
-    """Ratio of each variant over the baseline."""
-    at_high: dict[str, float]
-    flips: tuple[str, ...]
+    parameter: str
+    says: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    ratios: dict[str, Ends]
+    """By variant."""
+    flips: list[str]
     """Variants whose verdict turns over at one of the ends."""
 
-    def width(self, variant: str) -> float:
-        """Distance of the ends for a variant, in logarithms of its ratio."""
-        if variant not in self.at_low or variant not in self.at_high:
+    def change(self, variant: str, scale: Callable[[float], float] = float) -> float:
+        """Change of a variant's speedup, or of a function of it, between the ends; 0 where an end has none."""
+        ends = self.ratios.get(variant)
+        if ends is None or ends.at_low is None or ends.at_high is None:
             return 0.0
-        return abs(log(self.at_high[variant]) - log(self.at_low[variant]))
-
-    def document(self) -> dict[str, Any]:
-        names = dict.fromkeys([*self.at_low, *self.at_high])
-        return {
-            "parameter": self.parameter.name,
-            **{key: getattr(self.parameter, key) for key in ("says", "unit", "low", "high", "source")},
-            "ratios": {name: {"at_low": self.at_low.get(name), "at_high": self.at_high.get(name)} for name in names},
-            "flips": list(self.flips),
-        }
+        return scale(ends.at_high) - scale(ends.at_low)
 
 
 def swings(
@@ -73,13 +77,15 @@ def swings(
             pairs = {name: (measured[bases[name]], measured[name]) for name in answers}
             ratios = {name: paired_ratio(*pair, HIGHER_IS_BETTER[metric]) for name, pair in pairs.items()}
             ends.append({name: ratio.ratio for name, ratio in ratios.items() if ratio is not None})
-        flipped = (
+        flips = [
             name
             for name, answer in answers.items()
             if answer is not None and any((end.get(name, 1.0) - 1.0) * answer.side < 0 for end in ends)
-        )
-        all_swings.append(Swing(parameter, ends[0], ends[1], tuple(flipped)))
-    return sorted(all_swings, key=lambda swing: -max(map(swing.width, answers), default=0.0))
+        ]
+        moved = {name: Ends(*(end.get(name) for end in ends)) for name in dict.fromkeys([*ends[0], *ends[1]])}
+        facts = {key: getattr(parameter, key) for key in ("says", "unit", "low", "high", "source")}
+        all_swings.append(Swing(parameter=parameter.name, ratios=moved, flips=flips, **facts))
+    return sorted(all_swings, key=lambda swing: -max((abs(swing.change(name, log)) for name in answers), default=0.0))
 
 
 def _moved(

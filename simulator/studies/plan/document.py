@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from forerun.document import json_value
+from forerun.document import LEFT_OUT, DocumentPart, Json, StudyDocument, plain_json
 from forerun.errors import ArgumentError, ForerunError
-from forerun.result import NamedFields, StudyResult, Summary
+from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import chance_words
@@ -21,22 +21,23 @@ from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, u
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.engine_flags import launch_flags
-from simulator.studies.frame import study_document
+from simulator.studies.frame import study_header
+from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.summary import (
+    PlannedHour,
     headroom_words,
-    hours_document,
     hours_table,
     plan_summary,
     plan_summary_table,
+    planned_hours,
     price_words,
 )
-from simulator.studies.plan.trials import LoadPoint
+from simulator.studies.plan.trials import LoadPoint, Verdict
 from simulator.studies.study_file import StudyFile, yaml_text
 from simulator.workload.workload_config import ARRIVING, rate_unit
 
-Document = dict[str, Any]
 SURE = 0.95
 """Share of the runs that agree from which a verdict is called sure."""
 
@@ -48,16 +49,22 @@ BINDS = 0.9
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
     """The result of a plan."""
-    document = plan_document(plan)
+    data = plan_document(plan)
     if intensity is not None:
-        document["carbon_g_per_kwh"] = dict(zip(("mean", "low", "high"), intensity, strict=True))
-        for row in document["candidates"]:
-            each = row["output_tokens_per_joule"]
-            row["g_co2_per_million_output_tokens"] = each and [1e6 / each / J_PER_KWH * one for one in intensity]
-    result = PlanResult(document, files={"study.yaml": _study_text(document, plan.study)})
-    if emit is not None and result.best is not None:
-        document["artefact"] = artefact(emit, result.scenario)
-    return result
+        rows = [_with_carbon(row, intensity) for row in data.candidates]
+        carbon = dict(zip(("mean", "low", "high"), intensity, strict=True))
+        data = replace(data, candidates=rows, best=data.best and BestLayout(**vars(rows[0])), carbon_g_per_kwh=carbon)
+    files = {"study.yaml": _study_text(data.scenario, plan.study)}
+    result = PlanResult(data, files=files)
+    if emit is None or data.best is None:
+        return result
+    return PlanResult(replace(data, artefact=artefact(emit, result.scenario)), files=files)
+
+
+def _with_carbon(row: PlannedLayout, intensity: Sequence[float]) -> PlannedLayout:
+    each = row.output_tokens_per_joule
+    grams = [1e6 / each / J_PER_KWH * one for one in intensity] if each else None
+    return replace(row, g_co2_per_million_output_tokens=grams)
 
 
 def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
@@ -100,33 +107,78 @@ def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None =
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
 
 
-def _study_text(document: Document, study: StudyFile) -> str:
-    again: Document = {"scenario": document["scenario"]}
+def _study_text(scenario: Json, study: StudyFile) -> str:
+    again: Json = {"scenario": scenario}
     if study.vary:
-        again["vary"] = json_value({path: list(values) for path, values in study.vary.items()})  # type: ignore[arg-type]
+        again["vary"] = plain_json({path: list(values) for path, values in study.vary.items()})  # type: ignore[arg-type]
     if study.variants:
-        again["variants"] = [{"name": v.name, "set": json_value(dict(v.set))} for v in study.variants]
+        again["variants"] = [{"name": v.name, "set": plain_json(dict(v.set))} for v in study.variants]
     return yaml_text(again)
 
 
-class PlannedLayout(NamedFields):
-    """A layout of a plan; its other fields are those of the plan's JSON."""
+@dataclass(frozen=True, kw_only=True)
+class Confidence(DocumentPart):
+    """How sure the verdict on a layout is."""
+
+    method: str
+    runs: int
+    share: float
+    """Share of the runs that meet the SLO."""
+    binding_interval: list[float] | None
+    probability: float | None
+    required: float
+    sure: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutAtLoad(DocumentPart):
+    """Throughput, speed and cost of a layout at one load."""
+
+    request_rate: float
+    output_tokens_per_s_per_chip: float
+    output_tokens_per_s_per_user: float
+    usd_per_million_output_tokens: float | None
+    meets_slo: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLayout(DocumentPart):
+    """A layout of a plan. Fields from ``usd_per_million_output_tokens`` on are None where it was not simulated."""
 
     layout: str
-    chips: int
-    replicas: int
-    usd_per_hour: float | None
-    usd_per_million_output_tokens: float | None
-    max_rate: float | None
-    """Highest request rate at which it meets the SLO, req/s; None where that was not searched."""
-    headroom: float | None
-    """``max_rate`` over the planned rate, less 1."""
-    probability: float | None
-    """Probability that it meets the SLO, the model's error included; None without ``interval``."""
-    bottleneck: dict[str, float] | None
-    basis: str | None
     set: dict[str, Any]
     """Scenario values that the layout sets, by dotted path."""
+    status: str
+    meets_slo: bool | None
+    reason: str | None
+    replicas: int
+    chips: int | None
+    usd_per_hour: float | None
+    prices: dict[str, ChipPrice]
+    max_rate: float | None
+    """Highest request rate at which it meets the SLO, req/s; None where that was not searched."""
+    max_rate_is_at_least: bool | None
+    headroom: float | None
+    """``max_rate`` over the planned rate, less 1."""
+    analytic_max_rate: float | None
+    probability: float | None
+    """Probability that it meets the SLO, the model's error included; None without ``interval``."""
+    intervals: dict[str, list[float]]
+    flags: dict[str, str] | None
+    """Launch command of one replica, by engine."""
+    board_w: float | None = None
+    rate_per_kw: float | None = None
+    load_points: list[LayoutAtLoad] | None = None
+    usd_per_million_output_tokens: float | None = None
+    power_w: float | None = None
+    output_tokens_per_joule: float | None = None
+    binding: str | None = None
+    values: dict[str, float | None] | None = None
+    slo_ratio: float | None = None
+    confidence: Confidence | None = None
+    bottleneck: dict[str, float] | None = None
+    basis: str | None = None
+    g_co2_per_million_output_tokens: list[float] | None = field(default=None, metadata=LEFT_OUT)
 
     def launch_command(self, engine: str = "vllm") -> str:
         """The command that starts the layout in ``vllm`` or ``sglang``.
@@ -134,10 +186,59 @@ class PlannedLayout(NamedFields):
         Raises:
             ForerunError: there is no command for this engine.
         """
-        commands: dict[str, str] = self["flags"] or {}
+        commands = self.flags or {}
         if engine not in commands:
             raise ForerunError(f"no launch command for '{engine}' ({', '.join(commands)})")
         return commands[engine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestLayout(PlannedLayout):
+    """The layout that a plan names."""
+
+    chips: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextCheaper(DocumentPart):
+    """The dearest layout that costs less than the winner and fails."""
+
+    layout: str
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocument(StudyDocument):
+    """The ``plan`` JSON."""
+
+    mode: str
+    request_rate: float | None
+    growth: float
+    power_budget_w: float | None
+    slo: dict[str, float]
+    ranked_by: str
+    load: dict[str, Any] | None
+    candidates: list[PlannedLayout]
+    """Layouts, best first."""
+    best: BestLayout | None
+    next_cheaper: NextCheaper | None
+    pareto: list[str]
+    plan_summary: dict[str, Any] | None
+    hours: list[PlannedHour] = field(default_factory=list)
+    replications: int
+    runs: int
+    carbon_g_per_kwh: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
+    artefact: str | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def holding(self) -> list[PlannedLayout]:
+        """Layouts that meet the SLO."""
+        return [row for row in self.candidates if row.status == "meets"]
+
+    @property
+    def unit(self) -> str:
+        """Unit of its rates."""
+        return rate_unit(self.scenario["workload"])
 
 
 KV_NEARLY_GONE = "KV memory was nearly gone"
@@ -145,13 +246,14 @@ KV_NEARLY_GONE = "KV memory was nearly gone"
 MOST_NAMED = 4
 
 
-class PlanResult(StudyResult):
+class PlanResult(StudyResult[PlanDocument]):
     """Layouts, the best first; its data frame has a row for each.
 
-    ``best`` is the winner's row of the document, None where no layout holds the SLO.
+    ``best`` is the winner, None where no layout holds the SLO.
     """
 
     kind = "plan"
+    document_type = PlanDocument
 
     @property
     def legend(self) -> str:  # type: ignore[override]
@@ -160,43 +262,39 @@ class PlanResult(StudyResult):
             "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, "
         )
         words += "the model's error included, as in the 90 % interval of the binding figure."
-        steps = any("-token steps" in row["layout"] for row in self.document["candidates"])
+        steps = any("-token steps" in row.layout for row in self.data.candidates)
         return words + " 2048-token steps: max_num_batched_tokens." * steps
 
     @property
-    def best(self) -> PlannedLayout | None:
-        """The cheapest layout that meets the SLO, its figures as attributes and items; None where none does."""
-        best: Document | None = self.document["best"]
-        return None if best is None else PlannedLayout(best)
+    def best(self) -> BestLayout | None:
+        """The cheapest layout that meets the SLO; None where none does."""
+        return self.data.best
 
     @property
     def scenario(self) -> Scenario:
         """The best deployment under the load that was planned for; without one, the scenario as it was."""
-        changes = {} if self.best is None else {**(self.document["load"] or {}), **self.best["set"]}
-        return scenario_from(self.document["scenario"], "plan").with_values(changes)
+        changes = {} if self.best is None else {**(self.data.load or {}), **self.best.set}
+        return scenario_from(self.data.scenario, "plan").with_values(changes)
 
     @property
     def title(self) -> str:
-        rate = self.document["request_rate"]
-        mean = " on average" if self.document["scenario"]["workload"].get("trace") else ""
-        arriving = ARRIVING[rate_unit(self.document["scenario"]["workload"])]
-        goal = "highest rate" if rate is None else f"{number(rate)} {arriving} per second{mean}"
+        rate, workload = self.data.request_rate, self.data.scenario["workload"]
+        mean = " on average" if workload.get("trace") else ""
+        goal = "highest rate" if rate is None else f"{number(rate)} {ARRIVING[self.data.unit]} per second{mean}"
         return f"Capacity plan: {self.model}, {goal}"
 
     @property
     def facts(self) -> str:
-        document = self.document
-        return f"{super().facts} · {len(document['candidates'])} candidates · {document['runs']} runs"
+        return f"{super().facts} · {len(self.data.candidates)} candidates · {self.data.runs} runs"
 
     @property
     def marks(self) -> Sequence[str]:
-        return f"{self.document['runs']} runs", f"{len(self.document['candidates'])} candidates"
+        return f"{self.data.runs} runs", f"{len(self.data.candidates)} candidates"
 
     @property
     def summary(self) -> Summary:
         keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
-        best: Mapping[str, Any] = self.best or {}
-        return Summary({**{key: best.get(key) for key in keys}, "answer": self.conclusion})
+        return Summary({**{key: getattr(self.best, key, None) for key in keys}, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
@@ -207,18 +305,17 @@ class PlanResult(StudyResult):
         ]
 
     def tables(self) -> list[Table]:
-        rows = self.document["candidates"]
-        tables = [_holding_table(self.document), _power_table(self.document)]
+        data = self.data
+        tables = [_holding_table(data), _power_table(data)]
         for status, words in FAILING.items():
-            tables.append(_failing_table(words, [row for row in rows if row["status"] == status], status))
-        commands = [[row["layout"], *command] for row in rows for command in (row["flags"] or {}).items()]
+            tables.append(_failing_table(words, [row for row in data.candidates if row.status == status], status))
+        commands = [[row.layout, *command] for row in data.candidates for command in (row.flags or {}).items()]
         columns = ("layout", "engine", "command")
-        losers = [row["layout"] for row in rows[1:]]
+        losers = [row.layout for row in data.candidates[1:]]
         title = "Launch commands of one replica"
         tables.append(Table(title, columns, commands, shown=2, name="commands", details=losers))
-        if self.document["plan_summary"] is not None:
-            hours, unit = self.document.get("hours") or [], rate_unit(self.document["scenario"]["workload"])
-            tables += [plan_summary_table(self.document["plan_summary"]), hours_table(hours, unit)]
+        if data.plan_summary is not None:
+            tables += [plan_summary_table(data.plan_summary), hours_table(data.hours, data.unit)]
         return [table for table in tables if table.rows] or tables[:1]
 
 
@@ -233,75 +330,65 @@ SHOWN = 12
 """Reasons of each kind that a terminal shows."""
 
 
-def _holding_table(document: Document) -> Table:
+def _holding_table(data: PlanDocument) -> Table:
     """Layouts that meet the SLO, best first; a star marks the Pareto front."""
     rows: list[list[Value]] = []
-    for row in document["candidates"]:
-        if row["status"] != "meets":
-            continue
-        sure, ends = row["confidence"], row["intervals"].get(row["binding"])
-        rate = (">= " if row["max_rate_is_at_least"] else "") + number(row["max_rate"], 3)
-        more = row["headroom"]
+    for row in data.holding:
+        sure, ends = row.confidence, row.intervals.get(row.binding or "")
+        assert sure is not None
+        assert row.values is not None
+        assert row.binding is not None
+        rate = (">= " if row.max_rate_is_at_least else "") + number(row.max_rate, 3)
+        more = row.headroom
         headroom = "" if more is None else f"{more + 1:.3g}x the load" if more >= 1 else f"{more:+.0%}"
         interval = "" if ends is None else "..".join(number(end, 3) for end in ends)
-        bound = latency_words(row["binding"], row["values"][row["binding"]])
+        bound, runs = latency_words(row.binding, row.values[row.binding]), f"of {sure.runs}" if sure.runs > 1 else ""
         rows.append(
             [
-                row["layout"] + (" *" if row["layout"] in document["pareto"] else ""),
-                row["chips"],
-                row["usd_per_hour"],
-                Cell(number(row["usd_per_million_output_tokens"], 3), value=row["usd_per_million_output_tokens"]),
-                Cell(ABSENT if row["power_w"] is None else f"{row['power_w']:,.0f} W", value=row["power_w"]),
-                Cell(rate, aside=headroom, value=row["max_rate"]),
+                row.layout + (" *" if row.layout in data.pareto else ""),
+                row.chips,
+                row.usd_per_hour,
+                Cell(number(row.usd_per_million_output_tokens, 3), value=row.usd_per_million_output_tokens),
+                _watts(row.power_w),
+                Cell(rate, aside=headroom, value=row.max_rate),
                 Cell(bound, aside=interval),
-                Cell(
-                    f"{sure['share']:.0%}", aside=f"of {sure['runs']}" if sure["runs"] > 1 else "", value=sure["share"]
-                ),
-                Cell(
-                    ABSENT if sure["probability"] is None else chance_words(sure["probability"]),
-                    value=sure["probability"],
-                ),
-                main_bottleneck(row["bottleneck"]) or ABSENT,
-                row["basis"],
+                Cell(f"{sure.share:.0%}", aside=runs, value=sure.share),
+                Cell(chance_words(sure.probability), value=sure.probability),
+                main_bottleneck(row.bottleneck) or ABSENT,
+                row.basis,
             ]
         )
-    highest = f"max {rate_unit(document['scenario']['workload'])}"
-    columns = ("", "chips", "$/h", "$/Mtok", "power", highest, "binding", "hold", "P(SLO)", "bound", "basis")
+    columns = ("", "chips", "$/h", "$/Mtok", "power", f"max {data.unit}", "binding", "hold", "P(SLO)", "bound", "basis")
     title, details = "Holds the SLO, best first (* on the Pareto front)", ("power", "bound", "basis")
     return Table(title, columns, rows, name="holds", details=details)
 
 
-def _power_table(document: Document) -> Table:
+def _watts(power_w: float | None) -> Cell:
+    return Cell(ABSENT if power_w is None else f"{power_w:,.0f} W", value=power_w)
+
+
+def _power_table(data: PlanDocument) -> Table:
     """Power and carbon of layouts that meet the SLO; empty where neither a budget nor carbon was requested."""
     rows: list[list[Value]] = []
-    carbon = "carbon_g_per_kwh" in document
-    for row in document["candidates"] if carbon or document["power_budget_w"] is not None else ():
-        if row["status"] != "meets":
-            continue
-        drawn, grams = row["power_w"], row.get("g_co2_per_million_output_tokens")
-        per_usd = None if not row["usd_per_hour"] or not row["max_rate"] else row["max_rate"] / row["usd_per_hour"]
-        cells: list[Value] = [
-            row["layout"],
-            Cell(f"{row['board_w']:,.0f} W", value=row["board_w"]),
-            Cell(ABSENT if drawn is None else f"{drawn:,.0f} W", value=drawn),
-            row["rate_per_kw"],
-            per_usd,
-            row["output_tokens_per_joule"],
-        ]
+    carbon = data.carbon_g_per_kwh is not None
+    for row in data.holding if carbon or data.power_budget_w is not None else ():
+        grams = row.g_co2_per_million_output_tokens
+        per_usd = row.max_rate / row.usd_per_hour if row.usd_per_hour and row.max_rate else None
+        cells: list[Value] = [row.layout, _watts(row.board_w), _watts(row.power_w), row.rate_per_kw, per_usd]
+        cells.append(row.output_tokens_per_joule)
         if carbon:
             low_high = "" if not grams or grams[1] == grams[2] else f"{number(grams[1], 3)}..{number(grams[2], 3)}"
             cells.append(Cell(number(grams and grams[0], 3), aside=low_high, value=grams and grams[0]))
         rows.append(cells)
-    unit = rate_unit(document["scenario"]["workload"])
-    columns = ["", "boards may draw", "drawn", f"{unit} per kW", f"{unit} per $/h", "tokens/J"]
+    columns = ["", "boards may draw", "drawn", f"{data.unit} per kW", f"{data.unit} per $/h", "tokens/J"]
     return Table("Watts", [*columns, *(["g CO2/Mtok"] if carbon else [])], rows, name="watts")
 
 
-def _failing_table(title: str, rows: list[Document], name: str) -> Table:
+def _failing_table(title: str, rows: list[PlannedLayout], name: str) -> Table:
     """Layouts that do not meet the SLO, by reason."""
     named: dict[str, list[str]] = {}
     for row in rows:
-        named.setdefault(row["reason"] or ABSENT, []).append(row["layout"])
+        named.setdefault(row.reason or ABSENT, []).append(row.layout)
     lines: list[list[Value]] = [
         [Cell(names[0], aside=f"and {len(names) - 1} more" if len(names) > 1 else ""), reason]
         for reason, names in named.items()
@@ -310,117 +397,111 @@ def _failing_table(title: str, rows: list[Document], name: str) -> Table:
     return Table(title, ("layout", "reason"), lines, shown=SHOWN, name=name, details=details)
 
 
-def plan_document(plan: Plan) -> Document:
+def plan_document(plan: Plan) -> PlanDocument:
     """The contract's ``plan`` JSON."""
-    candidates = [candidate_document(plan, candidate) for candidate in plan.candidates]
-    answers = plan.candidates if plan.best is None else [plan.best]
+    options, best = plan.options, plan.best
+    candidates = [planned_layout(plan, candidate) for candidate in plan.candidates]
+    answers = plan.candidates if best is None else [best]
     judged = [c.verdict.observation.basis for c in answers if c.verdict is not None]
-    basis = weakest(judged) if judged else None
     owned = [(note, c.name) for c in plan.candidates if c.verdict is not None for note in c.verdict.observation.notes]
     tight = list(dict.fromkeys(name for note, name in owned if note.startswith(KV_NEARLY_GONE)))
     notes = [note for note, _ in owned if not note.startswith(KV_NEARLY_GONE)]
     if tight:
         more = f" and {len(tight) - MOST_NAMED} more" if len(tight) > MOST_NAMED else ""
         notes.append(f"{KV_NEARLY_GONE} in {'; '.join(tight[:MOST_NAMED])}{more}")
-    cheaper = next_cheaper(plan)
-    rate = plan.rate if plan.rate is not None or plan.best is None else plan.best.max_rate
-    body = {
-        "mode": plan.options.mode,
-        "request_rate": plan.rate,
-        "growth": plan.options.growth,
-        "power_budget_w": plan.options.power_budget_w,
-        "slo": plan.objective.document(),
-        "ranked_by": "max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
-        "load": None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate),
-        "candidates": candidates,
-        "best": candidates[0] if plan.best is not None else None,
-        "next_cheaper": None if cheaper is None else {"layout": cheaper.name, "reason": cheaper.reason},
-        "pareto": [candidate.name for candidate in pareto_front(plan)],
-        "conclusion": plan_sentence(plan),
-        "plan_summary": plan_summary(plan),
-        "hours": hours_document(plan),
-        "replications": plan.options.replications,
-        "runs": plan.runs,
-    }
-    served = () if plan.best is None or plan.best.verdict is None else plan.best.verdict.observation.notes
+    served = () if best is None or best.verdict is None else best.verdict.observation.notes
     shown = dict.fromkeys([*plan.notes, *(note for note in notes if " refused: " not in note or note in served)])
-    return study_document(body, plan.study.scenario, plan.options.seed, basis, list(shown))
-
-
-def candidate_document(plan: Plan, candidate: Candidate) -> Document:
-    """One row of the ranked table."""
-    verdict, layout = candidate.verdict, candidate.layout
-    usable, rented = candidate.status != "refused", layout.rented(candidate.replicas)
-    usd = candidate.usd_per_hour if usable else None
-    margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
-    row: Document = {
-        "layout": candidate.name,
-        "set": {**layout.settings, "hardware.replicas": rented},
-        "status": candidate.status,
-        "meets_slo": {"meets": True, "misses": False, "pruned": False}.get(candidate.status),
-        "reason": candidate.reason,
-        "replicas": rented,
-        "chips": candidate.chips if usable else None,
-        "usd_per_hour": usd,
-        "prices": {chip: price._asdict() for chip, price in layout.prices.items()},
-        "max_rate": candidate.max_rate,
-        "max_rate_is_at_least": None if candidate.max_rate is None else candidate.at_least,
-        "headroom": margin,
-        "analytic_max_rate": None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
-        "probability": candidate.chance,
-        "intervals": candidate.intervals,
-        "flags": None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
-    }
-    if usable:
-        row["board_w"] = layout.board_w * rented
-        row["rate_per_kw"] = candidate.max_rate and 1e3 * candidate.max_rate / row["board_w"]
-        row["load_points"] = [_load_point(candidate, point) for point in candidate.points]
-    if verdict is None:
-        return row | dict.fromkeys(OF_A_VERDICT)
-    seen = verdict.observation
-    share = verdict.share if verdict.meets else 1.0 - verdict.share
-    confidence = {
-        "method": verdict.method,
-        "runs": verdict.runs,
-        "share": verdict.share,
-        "binding_interval": verdict.interval,
-        "probability": candidate.chance,
-        "required": plan.options.confidence,
-        "sure": None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
-    }
-    values = (
-        _usd_per_million(candidate, seen.output_throughput),
-        None if seen.power_w is None else seen.power_w * candidate.copies,
-        tokens_per_joule(seen.output_throughput, seen.power_w),
-        verdict.binding,
-        verdict.values,
-        verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
-        confidence,
-        seen.bottleneck,
-        seen.basis,
+    cheaper = next_cheaper(plan)
+    rate = plan.rate if plan.rate is not None or best is None else best.max_rate
+    return PlanDocument(
+        mode=options.mode,
+        request_rate=plan.rate,
+        growth=options.growth,
+        power_budget_w=options.power_budget_w,
+        slo=plan.objective.document(),
+        ranked_by="max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
+        load=None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate),
+        candidates=candidates,
+        best=BestLayout(**vars(candidates[0])) if best is not None else None,
+        next_cheaper=None if cheaper is None else NextCheaper(layout=cheaper.name, reason=cheaper.reason),
+        pareto=[candidate.name for candidate in pareto_front(plan)],
+        conclusion=plan_sentence(plan),
+        plan_summary=plan_summary(plan),
+        hours=planned_hours(plan),
+        replications=options.replications,
+        runs=plan.runs,
+        **study_header(plan.study.scenario, options.seed, weakest(judged) if judged else None, list(shown)),
     )
-    return row | dict(zip(OF_A_VERDICT, values, strict=True))
 
 
-def _load_point(candidate: Candidate, point: LoadPoint) -> Document:
-    """Throughput, speed and cost of a candidate at one load."""
+def planned_layout(plan: Plan, candidate: Candidate) -> PlannedLayout:
+    """One row of the ranked table."""
+    layout, rented = candidate.layout, candidate.layout.rented(candidate.replicas)
+    margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
+    usable = candidate.status != "refused"
+    board_w = layout.board_w * rented if usable else None
+    return PlannedLayout(
+        layout=candidate.name,
+        set={**layout.settings, "hardware.replicas": rented},
+        status=candidate.status,
+        meets_slo={"meets": True, "misses": False, "pruned": False}.get(candidate.status),
+        reason=candidate.reason,
+        replicas=rented,
+        chips=candidate.chips if usable else None,
+        usd_per_hour=candidate.usd_per_hour if usable else None,
+        prices=dict(layout.prices),
+        max_rate=candidate.max_rate,
+        max_rate_is_at_least=None if candidate.max_rate is None else candidate.at_least,
+        headroom=margin,
+        analytic_max_rate=None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
+        probability=candidate.chance,
+        intervals=dict(candidate.intervals),
+        flags=None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
+        board_w=board_w,
+        rate_per_kw=1e3 * candidate.max_rate / board_w if candidate.max_rate and board_w else candidate.max_rate,
+        load_points=[_at_load(candidate, point) for point in candidate.points] if usable else None,
+        **({} if candidate.verdict is None else _judged(plan, candidate, candidate.verdict)),
+    )
+
+
+def _judged(plan: Plan, candidate: Candidate, verdict: Verdict) -> dict[str, Any]:
+    """Fields of a layout that only a simulated one has."""
+    seen, share = verdict.observation, verdict.share if verdict.meets else 1.0 - verdict.share
+    confidence = Confidence(
+        method=verdict.method,
+        runs=verdict.runs,
+        share=verdict.share,
+        binding_interval=None if verdict.interval is None else list(verdict.interval),
+        probability=candidate.chance,
+        required=plan.options.confidence,
+        sure=None if verdict.runs == 1 and verdict.method == "replications" else share >= SURE,
+    )
     return {
-        "request_rate": point.request_rate * candidate.copies,
-        "output_tokens_per_s_per_chip": point.output_throughput * candidate.copies / candidate.chips,
-        "output_tokens_per_s_per_user": 1e3 / point.median_tpot_ms,
-        "usd_per_million_output_tokens": _usd_per_million(candidate, point.output_throughput),
-        "meets_slo": point.meets,
+        "usd_per_million_output_tokens": _usd_per_million(candidate, seen.output_throughput),
+        "power_w": None if seen.power_w is None else seen.power_w * candidate.copies,
+        "output_tokens_per_joule": tokens_per_joule(seen.output_throughput, seen.power_w),
+        "binding": verdict.binding,
+        "values": verdict.values,
+        "slo_ratio": verdict.slo_ratio if isfinite(verdict.slo_ratio) else None,
+        "confidence": confidence,
+        "bottleneck": seen.bottleneck,
+        "basis": seen.basis,
     }
+
+
+def _at_load(candidate: Candidate, point: LoadPoint) -> LayoutAtLoad:
+    return LayoutAtLoad(
+        request_rate=point.request_rate * candidate.copies,
+        output_tokens_per_s_per_chip=point.output_throughput * candidate.copies / candidate.chips,
+        output_tokens_per_s_per_user=1e3 / point.median_tpot_ms,
+        usd_per_million_output_tokens=_usd_per_million(candidate, point.output_throughput),
+        meets_slo=point.meets,
+    )
 
 
 def _usd_per_million(candidate: Candidate, output_throughput: float | None) -> float | None:
     usd, tokens_per_h = candidate.usd_per_hour, (output_throughput or 0.0) * candidate.copies * 3600
     return None if usd is None or tokens_per_h < 1 else usd_per_million_tokens(usd, round(tokens_per_h))
-
-
-OF_A_VERDICT = ("usd_per_million_output_tokens", "power_w", "output_tokens_per_joule", "binding", "values", "slo_ratio",
-                "confidence", "bottleneck", "basis")  # fmt: skip
-"""Parts of a candidate's row that only a simulated one has."""
 
 
 def pareto_front(plan: Plan) -> list[Candidate]:

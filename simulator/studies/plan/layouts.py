@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
+from forerun.document import DocumentPart
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
 from hwprofiles import Chip, load_chip
 from simulator.running.scenario import Scenario
@@ -31,7 +32,8 @@ NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE, R
 MOST_LAYOUTS = 2000
 
 
-class ChipPrice(NamedTuple):
+@dataclass(frozen=True)
+class ChipPrice(DocumentPart):
     """US dollars for one chip for an hour, and where that price comes from."""
 
     usd_per_hour: float

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from forerun.document import DocumentPart
 from forerun.tables import Cell, Table, Value, number, pairs
 from simulator.running.metrics.conclusion import EVIDENCE_WORDS, chance_words
 from simulator.running.metrics.tables import memory_rows
@@ -22,7 +23,6 @@ from simulator.studies.steady_state.traffic import population
 from simulator.workload.generate import conversation, trace_began_s
 from simulator.workload.workload_config import ARRIVING
 
-COSTS_BY_HOUR = ("replicas", "usd", "fixed_usd")
 HOURS_SHOWN = 24
 OVERLOAD = 10.0
 """Largest SLO ratio from which a tolerated slowdown is interpolated: above it, queues grow with the run's length."""
@@ -30,6 +30,18 @@ MOST_LESS_SURE = 3
 """Cheaper layouts of less than the required probability that the summary names."""
 OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
 """Rows of the summary that the conclusion says too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedHour(DocumentPart):
+    """Replicas that an hour of the load needs, and what it costs if they follow the load and if they do not."""
+
+    start_s: float
+    clock: str | None
+    request_rate: float
+    replicas: int
+    usd: float | None
+    fixed_usd: float | None
 
 
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
@@ -199,21 +211,21 @@ def _by_hour(plan: Plan, best: Candidate) -> dict[str, str]:
     return {"by the hour": words}
 
 
-def hours_document(plan: Plan) -> list[dict[str, Any]]:
-    """Replicas of the best layout by the hour, and what an hour costs if they follow the load and if they do not."""
+def planned_hours(plan: Plan) -> list[PlannedHour]:
+    """Replicas of the best layout by the hour; empty without a profile or a log of hours."""
     cases, best = plan.headroom_cases, plan.best
     if cases is None or best is None:
         return []
     fixed, usd = best.layout.rented(best.replicas), best.layout.usd_per_hour
     return [
-        {
-            "start_s": start_s,
-            "clock": None if cases.began_s is None else clock_words(cases.began_s + start_s),
-            "request_rate": rate,
-            "replicas": replicas,
-            "usd": usd and usd * replicas,
-            "fixed_usd": usd and usd * fixed,
-        }
+        PlannedHour(
+            start_s=start_s,
+            clock=None if cases.began_s is None else clock_words(cases.began_s + start_s),
+            request_rate=rate,
+            replicas=replicas,
+            usd=usd and usd * replicas,
+            fixed_usd=usd and usd * fixed,
+        )
         for start_s, rate, replicas in cases.hours
     ]
 
@@ -223,14 +235,15 @@ def clock_words(clock_s: float) -> str:
     return f"{datetime.fromtimestamp(clock_s, UTC):%Y-%m-%d %H:%M}"
 
 
-def hours_table(hours: list[dict[str, Any]], unit: str) -> Table:
+def hours_table(hours: list[PlannedHour], unit: str) -> Table:
     """Replicas that hold each hour of a profile or a log, equal hours together."""
     rows: list[tuple[Value, ...]] = []
-    for _, group in groupby(hours, key=lambda hour: hour["replicas"]):
+    for _, group in groupby(hours, key=lambda hour: hour.replicas):
         same = list(group)
-        since = same[0]["clock"] or f"{same[0]['start_s'] / 3600:.3g} h"
-        highest = max(hour["request_rate"] for hour in same)
-        rows.append((since, len(same), Cell(number(highest, 3), value=highest), *map(same[0].get, COSTS_BY_HOUR)))
+        first, highest = same[0], max(hour.request_rate for hour in same)
+        since = first.clock or f"{first.start_s / 3600:.3g} h"
+        busiest = Cell(number(highest, 3), value=highest)
+        rows.append((since, len(same), busiest, first.replicas, first.usd, first.fixed_usd))
     columns = ("from", "hours", f"busiest {unit}", "replicas", "$/h", "$/h, fixed fleet")
     return Table("Replicas by the hour", columns, rows, shown=HOURS_SHOWN, name="hours")
 

@@ -1,5 +1,5 @@
 from simulator.studies.compare.command import compare as compare
-from simulator.studies.compare.comparison import CompareResult as CompareResult
+from simulator.studies.compare.document import CompareResult as CompareResult
 from simulator.studies.plan.command import plan as plan
 from simulator.studies.plan.command import thresholds as thresholds
 from simulator.studies.plan.document import PlanResult as PlanResult

@@ -79,7 +79,7 @@ def launched(tuning: Tuning, choices: Mapping[int, DraftChoice | None], seed: in
         pays = "always" if priced.batch is None else "never" if priced.batch == 0.0 else "below"
         return Launched(pays, priced, lower, higher, most)
     if not curve.crossings:
-        never = curve.points[0].speedup.ratio < 1.0
+        never = curve.points[0].ratio < 1.0
         nothing = TunedLoad(None, None)
         return Launched("never" if never else "always", nothing, nothing, nothing, most)
     at = curve.crossings[-1]

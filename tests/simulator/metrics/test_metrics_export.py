@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from made_runs import make_requests, make_result, make_steps
 from tiny_scenario import tiny_data
 
+from forerun.document import plain_json
 from simulator.running.metrics import json_text
 from simulator.running.metrics.files import writable_folder, write_text_atomically
 from simulator.running.metrics.run_folder import write_run
@@ -48,7 +49,7 @@ def test_json_never_contains_nan_or_infinity():
 
 def test_what_json_cannot_say_is_refused():
     with pytest.raises(TypeError, match="object"):
-        json_value(object())
+        plain_json(object())
 
 
 def test_run_folder_has_every_file_and_round_trips(tmp_path, result):
@@ -57,7 +58,7 @@ def test_run_folder_has_every_file_and_round_trips(tmp_path, result):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["requests.parquet", "steps.parquet", "summary.json", "trace.json"]
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary == json_value(written)
+    assert summary == plain_json(written)
     assert summary.keys() == {"summary", "notes", "run", "files"}
     assert summary["summary"] == {"x": None}
     requests = pq.read_table(folder / "requests.parquet")

@@ -28,6 +28,10 @@ def unpaired_width(base, other):
     return 2.0 * t.ppf(0.975, freedom) * sqrt(first + second)
 
 
+def ends(ratio):
+    return ratio.ratio, ratio.low, ratio.high
+
+
 def test_intervals_cover_a_known_difference():
     rng = np.random.default_rng(11)
     truth, covered = 1.25, 0
@@ -58,7 +62,7 @@ def test_same_seeds_give_the_same_requests():
     base = scenario_from(tiny_data(), "base")
     same = base.with_values({"engine.num_kv_blocks": 60_000})
     values = [[metric_values(run_document_of(s, seed))["mean_e2el_ms"] for seed in range(3)] for s in (base, same)]
-    assert paired_ratio(*values, higher_is_better=False)[:3] == pytest.approx((1.0, 1.0, 1.0), abs=1e-12)
+    assert ends(paired_ratio(*values, higher_is_better=False)) == pytest.approx((1.0, 1.0, 1.0), abs=1e-12)
 
 
 @example([(3.0, 30.0)] * 6)
@@ -68,7 +72,7 @@ def test_turning_the_metric_or_the_pair_over_turns_the_ratio_over(pairs):
     forward, backward = paired_ratio(base, other, True), paired_ratio(other, base, True)
     assert forward.ratio == pytest.approx(1.0 / backward.ratio)
     assert forward.low == pytest.approx(1.0 / backward.high)
-    assert paired_ratio(base, other, False)[:3] == pytest.approx(backward[:3])
+    assert ends(paired_ratio(base, other, False)) == pytest.approx(ends(backward))
     assert forward.low <= forward.ratio <= forward.high
 
 
@@ -76,7 +80,7 @@ def test_what_was_not_measured_has_no_ratio():
     assert paired_ratio([1.0, None], [1.0, 2.0], True) is None
     assert paired_ratio([1.0, 0.0], [1.0, 2.0], True) is None
     assert paired_ratio([], [], True) is None
-    assert paired_ratio([2.0], [1.0], False)[:3] == (2.0, None, None)
+    assert paired_ratio([2.0], [1.0], False) == Ratio(2.0, None, None)
 
 
 def test_every_compared_metric_has_a_direction_and_words():
@@ -121,14 +125,14 @@ def curve(exponent, centre, width=0.05):
     points = []
     for load in LOADS:
         ratio = (load / centre) ** exponent
-        points.append(CurvePoint(load, Ratio(ratio, ratio * exp(-width), ratio * exp(width))))
+        points.append(CurvePoint(ratio, ratio * exp(-width), ratio * exp(width), value=load))
     return points
 
 
 @given(st.floats(3.0, 12.0), st.floats(0.2, 1.0), st.booleans())
 def test_a_power_law_crosses_where_it_must(centre, exponent, falling):
     signed = -exponent if falling else exponent
-    result = crossings_of(curve(signed, centre))
+    result = crossings_of("b", curve(signed, centre))
     assert len(result) == 1
     assert result[0].value == pytest.approx(centre)
     assert result[0].better == ("below" if falling else "above")
@@ -137,24 +141,24 @@ def test_a_power_law_crosses_where_it_must(centre, exponent, falling):
 
 
 def test_noise_around_one_is_no_crossover():
-    wobble = [CurvePoint(load, Ratio(1.0 + 0.002 * (-1) ** n, 0.99, 1.01)) for n, load in enumerate(LOADS)]
-    assert crossings_of(wobble) == ()
-    exact = [CurvePoint(load, Ratio(1.0 + 1e-9 * (-1) ** n, 1.0, 1.0)) for n, load in enumerate(LOADS)]
-    assert crossings_of(exact) == ()
+    wobble = [CurvePoint(1.0 + 0.002 * (-1) ** n, 0.99, 1.01, value=load) for n, load in enumerate(LOADS)]
+    assert crossings_of("b", wobble) == ()
+    exact = [CurvePoint(1.0 + 1e-9 * (-1) ** n, 1.0, 1.0, value=load) for n, load in enumerate(LOADS)]
+    assert crossings_of("b", exact) == ()
 
 
 def test_two_crossings():
     ratios = [0.8, 0.9, 1.2, 1.3, 0.9, 0.7]
-    points = [CurvePoint(x, Ratio(r, r * 0.99, r * 1.01)) for x, r in zip(LOADS, ratios, strict=True)]
-    result = crossings_of(points)
+    points = [CurvePoint(r, r * 0.99, r * 1.01, value=x) for x, r in zip(LOADS, ratios, strict=True)]
+    result = crossings_of("b", points)
     assert [crossing.better for crossing in result] == ["above", "below"]
     assert 2.0 < result[0].value < 4.0
     assert 8.0 < result[1].value < 16.0
 
 
 def test_a_single_pair_has_a_crossing_without_interval():
-    points = [CurvePoint(1.0, Ratio(2.0, None, None)), CurvePoint(4.0, Ratio(0.5, None, None))]
-    crossing = crossings_of(points)[0]
+    points = [CurvePoint(2.0, None, None, value=1.0), CurvePoint(0.5, None, None, value=4.0)]
+    crossing = crossings_of("b", points)[0]
     assert crossing.value == pytest.approx(2.0)
     assert (crossing.low, crossing.high, crossing.better) == (None, None, "below")
 

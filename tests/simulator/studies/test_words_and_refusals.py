@@ -4,15 +4,17 @@ import json
 import re
 
 import pytest
+from made_comparison import made_comparison, made_swing, made_variant
 from refused import refused
 from scenario_parts import drafts, on_h100
 from tiny_scenario import tiny_data
 
 import simulator
+from forerun.document import read_document
 from simulator.running.run import simulate
 from simulator.running.scenario import load_scenario, scenario_from
 from simulator.studies.assumed import with_hits_scaled
-from simulator.studies.compare.comparison import SAMPLING, compare_sentence
+from simulator.studies.compare.document import CompareDocument, compare_sentence
 from simulator.studies.plan.trials import planned_load
 
 METRIC = "output_throughput"
@@ -22,13 +24,9 @@ def speedup(ratio, low=None, high=None):
     return {METRIC: None if ratio is None else {"ratio": ratio, "low": low, "high": high}}
 
 
-def sentence(*speedups, sensitivity=(), basis="calibrated"):
-    names = ["b", "c", "d"]
-    message = {"ideal": False, "interval_of": SAMPLING}
-    variants = [{"name": name, "speedup": one, **message} for name, one in zip(names, speedups, strict=False)]
-    document = {"metric": METRIC, "baseline": "a", "variants": [{"name": "a", "speedup": {}}, *variants],
-                "crossover": None, "sensitivity": list(sensitivity), "basis": basis}  # fmt: skip
-    return compare_sentence(document)
+def sentence(*speedups, **changes):
+    variants = [made_variant(name, one) for name, one in zip("abcd", [{METRIC: None}, *speedups], strict=False)]
+    return compare_sentence(read_document(CompareDocument, made_comparison(variants, METRIC, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -49,28 +47,24 @@ def test_the_verdict_is_the_side_of_one_on_which_the_interval_lies(speedups, pat
 def test_every_load_at_which_a_variant_starts_or_stops_to_pay_is_named():
     sides = [(8.0, 7.0, 9.0, "below"), (16.0, None, None, "above")]
     places = [dict(zip(("variant", "value", "low", "high", "better"), ("b", *side), strict=True)) for side in sides]
-    points = [{"value": value, "ratio": ratio} for value, ratio in ((4.0, 1.4), (12.0, 0.95), (32.0, 1.2))]
-    document = {"metric": METRIC, "baseline": "a", "sensitivity": [], "scenario": tiny_data(), "served_load": None}
-    document["variants"] = [
-        {"name": "a", "speedup": {}},
-        {"name": "b", "speedup": speedup(1.5, 1.4, 1.6), "ideal": False},
-    ]
-    document["variants"][1]["interval_of"] = SAMPLING
-    document["load_curves"] = {"curves": [{"variant": "b", "points": points}]}
-    document["crossover"] = {"path": "workload.arrivals.max_concurrency", **places[0], "all": places}
+    loads = ((4.0, 1.4), (12.0, 0.95), (32.0, 1.2))
+    points = [{"value": value, "ratio": ratio, "low": None, "high": None} for value, ratio in loads]
+    along = {"path": "workload.arrivals.max_concurrency", "metric": METRIC}
+    curves = {**along, "requested": False, "curves": [{"variant": "b", "points": points}]}
+    crossover = {**along, **places[0], "all": places}
     assert (
         "it pays below about 8 concurrent requests (7 to 9) and above about 16 concurrent requests; at other loads it "
         "costs up to 5%"
-    ) in compare_sentence(document)
+    ) in sentence(speedup(1.5, 1.4, 1.6), crossover=crossover, load_curves=curves, scenario=tiny_data())
 
 
 def test_assumptions_that_turn_the_verdict_over_are_named():
-    rows = [{"says": name, "flips": ["b"]} for name in ("acceptance", "host time per step", "x", "y")]
+    rows = [made_swing(name, ["b"]) for name in ("acceptance", "host time per step", "x", "y")]
     assert "It rests on acceptance, host time per step, x and others" in sentence(
         speedup(1.5, 1.4, 1.6), sensitivity=rows
     )
     assert "and others" not in sentence(speedup(1.5, 1.4, 1.6), sensitivity=rows[:2])
-    calm = [{"says": "acceptance", "flips": ["c"]}]
+    calm = [made_swing("acceptance", ["c"])]
     assert "No assumed parameter reverses this" in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm)
     assert "No assumed" not in sentence(speedup(1.5, 1.4, 1.6), sensitivity=calm, basis="datasheet")
     assert "It rests on" not in sentence(speedup(1.5, 0.9, 2.0), sensitivity=rows), "no verdict, nothing to turn over"
