@@ -121,7 +121,7 @@ def scheduler(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Cl
     The class builds on one of ``simulator.serving.engine``, such as ``UnifiedScheduler`` (vLLM V1's rule). A replica
     that uses it runs interpreted. Most rules override ``add`` (a request joins ``waiting``) and ``_plan`` (the step);
     a preempted request returns to the head of ``waiting``. State ``first_come=True`` if requests join the batch in
-    the order in which they came: every run is then checked for it.
+    the order in which they came: every run is then checked for it. ``fr.testing.check_scheduler`` checks the class.
     """
     from simulator.serving.engine import Scheduler
 
@@ -134,7 +134,8 @@ def scheduler(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Cl
 def router(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """Add a routing policy; ``engine.routing: NAME`` uses it.
 
-    The class is a :class:`simulator.serving.fleet.routing.Policy`, built from the router's settings and the run's log.
+    The class is a :class:`simulator.serving.fleet.routing.Policy`, built from the router's settings and the run's log;
+    ``fr.testing.check_router`` checks it.
     """
     methods = {"choose": 2, "left": 2, "failed": 1}
     return _adding("router", name, ROUTING, replace, lambda make: register_routing(name, make), 2, methods, type)
@@ -143,7 +144,8 @@ def router(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
 def admission(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """Add an admission rule; ``router.when_full: NAME`` uses it.
 
-    The class is a :class:`simulator.serving.fleet.router.Admission`, built from the router's settings.
+    The class is a :class:`simulator.serving.fleet.router.Admission`, built from the router's settings;
+    ``fr.testing.check_admission`` checks it.
     """
     methods = {"takers": 1, "refusal": 2}
     return _adding("admission", name, ADMISSION, replace, lambda make: register_admission(name, make), 1, methods, type)
@@ -157,7 +159,7 @@ def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Make
         facts: fields of :class:`simulator.speculation.methods.MethodFacts`, such as ``draft_slots=False``.
 
     The decorated class or function makes a :class:`simulator.timing.Drafter` from a
-    :class:`simulator.running.drafting.DraftRequest`; ``simulator.timing.check_drafter`` tests it.
+    :class:`simulator.running.drafting.DraftRequest`; ``fr.testing.check_drafter`` checks it.
     """
 
     def add(make: MakeDrafter) -> None:
@@ -170,7 +172,7 @@ def policy(name: str, *, replace: bool = False) -> Callable[[MakePolicy], MakePo
     """Add a policy that chooses the number of draft tokens in each step; ``speculation.policy: NAME`` uses it.
 
     The decorated class or function makes a :class:`simulator.speculation.DraftPolicy` from the draft tokens of a full
-    proposal, once per replica; ``simulator.speculation.check_policy`` tests it.
+    proposal, once per replica; ``fr.testing.check_policy`` checks it.
     """
 
     def add(make: MakePolicy) -> None:
@@ -183,7 +185,8 @@ def reader(name: str, title: str = "", *, replace: bool = False) -> Callable[[Re
     """Add a format of request traces; ``workload.format: NAME`` and ``--format NAME`` use it.
 
     The decorated function takes the path of a file and yields one mapping per request with the canonical columns:
-    ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional ones.
+    ``arrival_s``, ``input_tokens``, ``output_tokens`` and the optional ones; ``fr.testing.check_reader`` checks it on a
+    file.
     """
     known = {"auto", *FORMATS}
     return _adding("reader", name, known, replace, lambda read: register_reader(name, title or name, read), 1, {})
