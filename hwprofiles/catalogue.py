@@ -134,10 +134,9 @@ def _default_sets(name: str) -> dict[str, dict[str, dict[str, FamilyParameters]]
             first = next(iter(sets.values()))
             sets.update({dtype: one if "source" in one else _overlaid(first, one) for dtype, one in sets.items()})
     try:
-        parameter_sets: dict[str, dict[str, dict[str, FamilyParameters]]] = read_kernel_sets(grouped)
+        return read_kernel_sets(grouped)
     except ValueError as error:
         raise ProfileError(f"{place}: {error}") from None
-    return parameter_sets
 
 
 def _is_path(text: str) -> bool:
@@ -205,9 +204,10 @@ def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     return _validate(_extended(_catalogue_data(folder, name), place, model), place, model)
 
 
-def _catalogue_data(folder: str, name: str) -> Any:
+def _catalogue_data(folder: str, name: str) -> dict[str, Any]:
     place = f"{folder}/{name}.yaml"
-    data, fits = _parse((_FOLDER / place).read_text("utf-8"), place), _FOLDER / "fits" / f"{name}.json"
+    data: dict[str, Any] = _parse((_FOLDER / place).read_text("utf-8"), place)
+    fits = _FOLDER / "fits" / f"{name}.json"
     if folder == "chips" and fits.exists():
         data["kernels"] = _overlaid(json.loads(fits.read_bytes())["kernels"], data.get("kernels", {}))
     return data
@@ -236,7 +236,7 @@ def _load_file(path: Path, model: type[_R]) -> _R:
     return _validate(_extended(_parse(text, str(path)), str(path), model), str(path), model)
 
 
-def _extended(data: Any, place: str, model: type[Record]) -> Any:
+def _extended(data: object, place: str, model: type[Record]) -> object:
     """Merge profile data into the catalogue chip that ``extends`` names; a parameter set is replaced as a whole."""
     if model is not Chip or not isinstance(data, dict) or "extends" not in data:
         return data
@@ -266,7 +266,7 @@ def _extended(data: Any, place: str, model: type[Record]) -> Any:
     return merged
 
 
-def _limits(data: Mapping[str, Any]) -> list[Any]:
+def _limits(data: Mapping[str, object]) -> list[object]:
     """Profile fields that kernel times depend on: the limits without their sources and without memory capacity."""
     groups = [data.get(group) for group in ("compute", "memory", "on_chip")]
     return [
@@ -275,7 +275,7 @@ def _limits(data: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _overlaid(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _overlaid(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, Any]:
     """Merge ``own`` into ``base``; a mapping with a ``source`` is replaced as a whole."""
     merged = dict(base)
     for key, value in own.items():
@@ -296,7 +296,7 @@ def _parse(text: str, place: str) -> Any:
         raise ProfileError(f"{place}{where}: not valid YAML: {what}") from None
 
 
-def _validate(data: Any, place: str, model: type[_R]) -> _R:
+def _validate(data: object, place: str, model: type[_R]) -> _R:
     if not isinstance(data, dict):
         raise ProfileError(f"{place}: a mapping of fields is needed, found {type(data).__name__}")
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -141,8 +141,8 @@ class KernelLibrary:
         self._marlin = marlin
         self._chosen: dict[tuple[str, str], tuple[FamilyParameters, str]] = {}
         self._limits: dict[str, Limits] = {}
-        self._gemms: dict[tuple[Any, ...], KernelTime] = {}
-        self._along: dict[tuple[Any, ...], Callable[..., Num]] = {}
+        self._gemms: dict[tuple[object, ...], KernelTime] = {}
+        self._along: dict[tuple[object, ...], Callable[..., Num]] = {}
         """Corrections along the moving sizes, by family, format and the other sizes."""
         self.corrected = corrected
         self.corrections: Mapping[Key, Correction] = {}

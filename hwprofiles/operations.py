@@ -34,7 +34,7 @@ NEEDED = object()
 class _Column(NamedTuple):
     """A column as an argument of ``predict_kernel``: numbers have a smallest value, texts the allowed ones."""
 
-    default: Any = NEEDED
+    default: object = NEEDED
     lowest: int = 1
     whole: bool = True
     allowed: Collection[str] = ()
@@ -86,7 +86,7 @@ def _attention(op: str) -> Callable[[KernelRow], PriceCall]:
                 tail_kv=_tail_keys(kernels, shape, longest, many, batch, read),
             )  # fmt: skip
         pairs = batch * attention_pairs(xp, q_len, kv_len, window)
-        chunks: dict[str, Any] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
+        chunks: dict[str, Num] = {"seqs": batch, "q_tokens": batch * q_len, "pairs": pairs, "kv_tokens": read}
         if op == "prefill":
             return lambda kernels: kernels.attention_prefill(shape, **chunks)
         seqs, total = row["decode_batch"], row["decode_kv_tokens"]
@@ -155,7 +155,7 @@ def _pass_kernel(row: KernelRow) -> str:
 
 
 def _elementwise(row: KernelRow) -> PriceCall:
-    rest: dict[str, Any] = {"warm": row["cache"] == "warm", "element_bytes": dtype_bytes(row["dtype"] or "bf16")}
+    rest: dict[str, Num] = {"warm": row["cache"] == "warm", "element_bytes": dtype_bytes(row["dtype"] or "bf16")}
     rest |= {"pieces": row["pieces"], "kernel": _pass_kernel(row)}
     return lambda kernels: kernels.elementwise(row["bytes_moved"], row["launches"], **rest)
 
@@ -283,7 +283,7 @@ _ABSENT: KernelRow = {
 }  # fmt: skip
 """Columns that a row need not have."""
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_OLD_TRUTHS: Mapping[str, tuple[str, Mapping[bool, Any]]] = {
+_OLD_TRUTHS: Mapping[str, tuple[str, Mapping[bool, object]]] = {
     "warm": ("cache", {True: "warm", False: "cold"}),
     "gated": ("projections", {True: 3, False: 2}),
 }
@@ -320,7 +320,7 @@ def operation_columns(op: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def predict_kernel(
-    chip: Chip | str, op: str, values: Mapping[str, Any], library: str = "generic", corrected: bool = CORRECTED
+    chip: Chip | str, op: str, values: Mapping[str, object], library: str = "generic", corrected: bool = CORRECTED
 ) -> dict[str, Any]:
     """Predict one kernel.
 
@@ -383,7 +383,7 @@ def _find(op: str) -> _Operation:
     return OPERATIONS[op]
 
 
-def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str, Any]:
+def _read(op: str, operation: _Operation, values: Mapping[str, object]) -> dict[str, Any]:
     values, known = _with_new_columns(op, values, operation.columns), tuple(operation.columns)
     for key in values:
         if key not in known:
@@ -396,9 +396,9 @@ def _read(op: str, operation: _Operation, values: Mapping[str, Any]) -> dict[str
     return {**_ABSENT, **defaults, **{key: _value(op, key, operation.columns[key], values[key]) for key in values}}
 
 
-def _with_new_columns(op: str, values: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
+def _with_new_columns(op: str, values: Mapping[str, object], columns: Collection[str]) -> dict[str, object]:
     """Values under the names of the trace's columns; earlier names of arguments are accepted with a warning."""
-    renamed: dict[str, Any] = {}
+    renamed: dict[str, object] = {}
     for key, value in values.items():
         new, by_truth = _OLD_TRUTHS.get(key, (_OLD_NAMES.get(key, key), {}))
         if new == key or new not in columns:
@@ -412,7 +412,7 @@ def _with_new_columns(op: str, values: Mapping[str, Any], columns: Collection[st
     return renamed
 
 
-def _value(op: str, key: str, column: _Column, value: Any) -> Any:
+def _value(op: str, key: str, column: _Column, value: Any) -> object:
     if key == "routing":
         read_routing(str(value))
         return str(value)

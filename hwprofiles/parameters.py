@@ -11,7 +11,7 @@ and draining the pipeline once per wave; ``sequence_s``, metadata and page-table
 seconds.
 """
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import model_validator
 
@@ -146,7 +146,7 @@ class FamilyParameters(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_old_names(cls, data: Any) -> Any:
+    def _accept_old_names(cls, data: object) -> object:
         return with_new_names(data, {"alone_key_s": "tail_key_s"})
 
     def at_clock(self, clock_hz: float | None) -> "FamilyParameters":

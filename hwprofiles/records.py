@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from forerun.errors import did_you_mean, got, in_words, with_new_names
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """Read numbers such as 3.35e12, which YAML 1.1 reads as text; reject booleans and numbers with a unit."""
     if isinstance(value, bool):
         raise ValueError("a number is needed, not a truth value")
@@ -22,7 +22,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _date(value: Any) -> Any:
+def _date(value: object) -> object:
     """Convert 2023, 2023-03 or 2023-03-21 to text."""
     return str(value) if isinstance(value, int | date) and not isinstance(value, bool) else value
 
@@ -49,7 +49,7 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 """A positive integer."""
 
 
-def _plausible(lowest: float, unit: str, highest: float = inf) -> Any:
+def _plausible(lowest: float, unit: str, highest: float = inf) -> object:
     """Reject values outside limits, which are probably in another unit (GB/s, TFLOP/s, GB, microseconds)."""
 
     def check(value: float) -> float:
@@ -91,7 +91,7 @@ class Fit(Record):
 
     @field_validator("ranges", mode="before")
     @classmethod
-    def _accept_old_names(cls, data: Any) -> Any:
+    def _accept_old_names(cls, data: object) -> object:
         return with_new_names(data, {"activated_experts": "active_experts"})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -84,7 +84,7 @@ class Compute(Group):
 
     @field_validator("dense_flops_per_s", "fidelity")
     @classmethod
-    def _known_dtypes(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _known_dtypes(cls, value: dict[str, float]) -> dict[str, float]:
         for name in value:
             if name not in DTYPES:
                 raise ValueError(f"no dtype '{name}'{did_you_mean(name, DTYPES)}")
@@ -210,7 +210,7 @@ class Chip(Record):
         chip._corrections = profile.with_suffix(CORRECTIONS)
         return chip
 
-    def with_kernels(self, kernels: Mapping[str, Any]) -> "Chip":
+    def with_kernels(self, kernels: Mapping[str, object]) -> "Chip":
         """Return a copy with other parameter sets and without the corrections of the old ones."""
         chip = self.model_copy(update={"kernels": kernels})
         chip._corrections = None
@@ -218,15 +218,15 @@ class Chip(Record):
 
     @field_validator("kernels", mode="before")
     @classmethod
-    def _read_kernels(cls, value: Any) -> Any:
+    def _read_kernels(cls, value: object) -> object:
         return read_kernel_sets(value)
 
     @model_validator(mode="before")
     @classmethod
-    def _host_costs_are_read(cls, data: Any) -> Any:
+    def _host_costs_are_read(cls, data: object) -> object:
         given = data.get("host") if isinstance(data, Mapping) else None
-        unread = ("graph_launch_s",) if given and data.get("kind") == "tensix" else ("graph_launch_s", "launch_s")
-        for name in unread:
+        tensix = isinstance(data, Mapping) and data.get("kind") == "tensix"
+        for name in ("graph_launch_s",) if tensix else ("graph_launch_s", "launch_s"):
             if isinstance(given, Mapping) and given.get(name):
                 raise ValueError(f"host.{name}: engines bring launch times of their own; remove it")
         return data
@@ -332,7 +332,7 @@ class Link(Group):
     """Whether the switch can add (NVLink SHARP)."""
 
 
-def read_kernel_sets(value: Any) -> Any:
+def read_kernel_sets(value: object) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
     """Turn the ``kernels`` mapping of a profile (library -> family -> dtype -> numbers and ``source``) into parameter
     objects of each family's class.
 

@@ -18,6 +18,8 @@ Record: TypeAlias = Mapping[str, object]
 
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Time units a column may have."""
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of each unit."""
 TIME_WORDS = {
     word: unit
     for unit, words in {

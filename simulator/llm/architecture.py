@@ -241,7 +241,7 @@ def architecture_summary(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
+def memory_per_sequence(architecture: Architecture) -> list[dict[str, object]]:
     """Bytes of memory per sequence, by kind, at several context lengths that the model supports."""
     longest = architecture.max_position or _CONTEXTS[-1]
     contexts = [tokens for tokens in _CONTEXTS if tokens <= longest] or [longest]
@@ -256,7 +256,7 @@ def memory_per_sequence(architecture: Architecture) -> list[dict[str, Any]]:
     ]
 
 
-def _mixer_summary(mixer: Mixer | None) -> dict[str, Any]:
+def _mixer_summary(mixer: Mixer | None) -> dict[str, object]:
     if mixer is None:
         return {"attention": None, "num_heads": None, "num_kv_heads": None, "head_dim": None, "window": None,
                 "kv_elements_per_token": 0}  # fmt: skip
@@ -272,7 +272,7 @@ def _mixer_summary(mixer: Mixer | None) -> dict[str, Any]:
     }
 
 
-def _mlp_summary(mlp: DenseMlp | MoeMlp | None) -> dict[str, Any]:
+def _mlp_summary(mlp: DenseMlp | MoeMlp | None) -> dict[str, object]:
     if mlp is None:
         return {"mlp": None}
     if isinstance(mlp, DenseMlp):

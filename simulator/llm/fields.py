@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from forerun.errors import ForerunError, did_you_mean
 
@@ -39,7 +39,7 @@ class Fields:
     A field that is null counts as absent, as it does in a Hugging Face config.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     source: str
     """File, or other origin, for error messages."""
     prefix: str = ""
@@ -61,7 +61,7 @@ class Fields:
         """Refuse a field: raises ForerunError, ``source: field message``."""
         raise ForerunError(joined_lines(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> object:
         """The raw value, None where absent."""
         self.seen.add(key)
         return self.values.get(key)
@@ -70,7 +70,7 @@ class Fields:
         """Whether the field is present and not null."""
         return self.get(key) is not None
 
-    def require(self, key: str, why: str = "") -> Any:
+    def require(self, key: str, why: str = "") -> object:
         """The raw value of a field that must be there."""
         value = self.get(key)
         if value is None:
@@ -119,7 +119,7 @@ class Fields:
         alike = {key: value[0] for key, value in lists.items() if value and all(one == value[0] for one in value)}
         return replace(self, values={**self.values, **alike})
 
-    def items(self, key: str) -> list[Any]:
+    def items(self, key: str) -> list[object]:
         """A list; empty where the field is absent."""
         value = self.get(key)
         if value is None:
@@ -130,10 +130,12 @@ class Fields:
 
     def texts(self, key: str) -> list[str]:
         """A list of texts; empty where the field is absent."""
-        for value in (values := self.items(key)):
+        texts = []
+        for value in self.items(key):
             if not isinstance(value, str):
                 self.fail(key, f"must list texts, not {shown_value(value)}")
-        return values
+            texts.append(value)
+        return texts
 
     def section(self, key: str) -> Fields:
         """A nested mapping that must be there."""

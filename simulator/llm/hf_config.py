@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from simulator.llm.architecture import Architecture, MtpModule
 from simulator.llm.fields import Fields
@@ -23,7 +22,9 @@ _MTP_NORMS = 3
 """Norms that an MTP layer has beside a layer's own: on the hidden state, on the embedding, and before the LM head."""
 
 
-def from_hf_config(config: Mapping[str, Any], *, name: str | None = None, source: str = "config.json") -> Architecture:
+def from_hf_config(
+    config: Mapping[str, object], *, name: str | None = None, source: str = "config.json"
+) -> Architecture:
     """Read a decoder-only language model from the fields of its Hugging Face ``config.json``.
 
     Of a multimodal model the text part is read. A key that may state a shape (``hf_names.yaml``) and that the model's

@@ -224,9 +224,8 @@ def _compressed(config: Config) -> Layers:
     ratios = _ratios(fields, config.num_layers)
     fields.seen.update(("qk_rope_head_dim", "num_hash_layers"))  # rotated part of a head; layers that route by a table
     layers = [replace(layer, extra_tensors=(mix,)) for layer in layers_of(config, (kinds[ratio] for ratio in ratios))]
-    listed = fields.items("compress_ratios")
-    last = listed[config.num_layers] if len(listed) > config.num_layers else 0
-    mtp = replace(layers[-1], mixer=kinds.get(last, plain))
+    last = fields.items("compress_ratios")[config.num_layers : config.num_layers + 1]
+    mtp = replace(layers[-1], mixer=next((kind for ratio, kind in kinds.items() if [ratio] == last), plain))
     head = Tensor("hyper_connection_head", streams, streams * hidden, "router", "replicated")
     return Layers(layers, mtp=mtp, model_tensors=(head,))
 

@@ -64,7 +64,7 @@ def published_repositories(model: str) -> tuple[str, ...]:
     return tuple(alias for alias in _catalogue_entry(name).texts("aliases") if "/" in alias) if name else ()
 
 
-def load_architecture(model: str | Path | Mapping[str, Any]) -> Architecture:
+def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     """Find and read a model.
 
     Args:
@@ -148,7 +148,7 @@ def _from_entry(entry: Fields, name: str | None) -> Architecture:
     entry.refuse_others(_ENTRY_FIELDS)
     source = entry.section("source")
     source.refuse_others(("kind", "reference", "date"))
-    reference = source.text("reference", None) or source.require("reference", "where the numbers come from")
+    reference = source.text("reference", None) or str(source.require("reference", "where the numbers come from"))
     config = entry.section("config")
     name = entry.text("name", name)
     architecture = from_hf_config(config.values, name=name, source=f"{entry.source}: config")
@@ -162,7 +162,7 @@ def _from_entry(entry: Fields, name: str | None) -> Architecture:
     return replace(architecture, source=reference, active_counts=counts)
 
 
-def _from_values(values: Mapping[str, Any], source: str, name: str | None = None) -> Architecture:
+def _from_values(values: Mapping[str, object], source: str, name: str | None = None) -> Architecture:
     fields = Fields.of(values, source)
     if isinstance(fields.get("config"), Mapping):
         return _from_entry(fields, name)
@@ -199,8 +199,9 @@ def _from_file(path: Path) -> Architecture:
 @lru_cache(maxsize=64)  # of what was in the files: a study requests its model at every run
 def _from_texts(path: Path, text: str, separate: Path, quantisation: str | None) -> Architecture:
     values = _object(path, text)
-    own = values.get("quantization_config", {})
-    unnamed = isinstance(own, Mapping) and bool(own) and "quant_method" not in own
+    own = values.get("quantization_config")
+    own = own if isinstance(own, Mapping) else {}
+    unnamed = bool(own) and "quant_method" not in own
     if quantisation is not None and (unnamed or _states_no_quantisation(values)):
         stated = Fields.of(_object(separate, quantisation), str(separate)).section("quantization")
         values = {**values, "quantization_config": {"quant_method": "modelopt", **stated.values, **own}}
@@ -212,7 +213,7 @@ def _beside(path: Path, name: str, other: str) -> Path:
     return path.with_name(path.name.removesuffix(name) + other)
 
 
-def _states_no_quantisation(values: Mapping[str, Any]) -> bool:
+def _states_no_quantisation(values: Mapping[str, object]) -> bool:
     sections = (values, *(value for value in values.values() if isinstance(value, Mapping)))
     return not any({"quantization_config", "quantization"} & section.keys() for section in sections)
 
@@ -228,7 +229,7 @@ def _text(path: Path) -> str:
         raise ForerunError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _object(path: Path, text: str) -> Mapping[str, Any]:
+def _object(path: Path, text: str) -> Mapping[str, object]:
     try:
         values = json.loads(text) if path.suffix.lower() == ".json" else parse(text)
     except yaml.MarkedYAMLError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields
@@ -29,12 +29,12 @@ _LAYER_FIELDS = ("count", "attention", "mlp", "norms", "norm_bias")
 _MOST_LAYERS = 10_000
 
 
-def is_own_format(values: Mapping[str, Any]) -> bool:
+def is_own_format(values: Mapping[str, object]) -> bool:
     """Whether a mapping is in Forerun's own fields rather than a Hugging Face config."""
     return "layers" in values and "num_hidden_layers" not in values and "model_type" not in values
 
 
-def from_own_fields(values: Mapping[str, Any], *, source: str = "model") -> Architecture:
+def from_own_fields(values: Mapping[str, object], *, source: str = "model") -> Architecture:
     """Read a model in Forerun's own fields; unknown fields are refused.
 
     Raises:
@@ -129,7 +129,7 @@ def _built(fields: Fields, kind: type[Described], *besides: str) -> Described:
     return kind(**{name: _value(fields, name, types[name], default) for name, default in described.items()})
 
 
-def _value(fields: Fields, name: str, expected: Any, default: Any) -> Any:
+def _value(fields: Fields, name: str, expected: object, default: object) -> object:
     required = default is MISSING
     if expected is Attention:
         return _attention(section := fields.section(name), section.choice("kind", ("gqa", "mla"), "gqa") or "gqa")

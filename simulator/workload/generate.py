@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class RequestStream:
     guessed_at: float = 1.0
     """Part of the turn that has passed when its tool call is guessed."""
 
-    def overlap_s(self, waiting: Any, turn_s: Any) -> Any:
+    def overlap_s(self, waiting: int | IntArray, turn_s: float | FloatArray) -> float | FloatArray:
         """Seconds of the tools before some requests that pass, once guessed, within turns of ``turn_s`` seconds."""
         assert self.think_s is not None
         return np.minimum(self.think_s[waiting], (1.0 - self.guessed_at) * turn_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -18,7 +18,7 @@ NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
 RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
-def _pairs(points: Any) -> Any:
+def _pairs(points: object) -> object:
     if isinstance(points, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in points):
         return points
     raise ValueError("a list of points [seconds, factor on request_rate] expected, such as [[0, 0.5], [3600, 2]]")
@@ -50,7 +50,7 @@ class ArrivalsConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied_process(cls, data: Any) -> Any:
+    def _implied_process(cls, data: object) -> object:
         if isinstance(data, dict) and "process" not in data:
             implied = next((IMPLIED[name] for name in IMPLIED if data.get(name) is not None), None)
             return data if implied is None else {"process": implied, **data}
@@ -169,7 +169,7 @@ ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
 """What arrives, by the unit of its rate."""
 
 
-def rate_unit(workload: Mapping[str, Any]) -> str:
+def rate_unit(workload: Mapping[str, object]) -> str:
     """Unit of ``arrivals.request_rate``, of a ``workload`` section as data.
 
     >>> rate_unit({"sessions": {"turns": 4, "think_time_s": 5.0}})

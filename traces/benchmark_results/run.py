@@ -145,7 +145,7 @@ ACCESS = {one.name: _ACCESS[one.type] for one in fields(MeasuredRun) if one.type
 def facts_of(cells: Cells, columns: Mapping[str, str | Sequence[str]]) -> dict[str, object]:
     """Fields of a run that a row states; of several columns the first with a value counts.
 
-    >>> facts_of(Cells({"tp": "2"}, "runs.csv:2"), {"tensor_parallel": ["tensor_parallel_size", "tp"], "model": "model"})
+    >>> facts_of(Cells({"tp": "2"}, "runs.csv:2"), {"tensor_parallel": ["size", "tp"], "model": "model"})
     {'tensor_parallel': 2, 'model': None}
     """
     facts: dict[str, object] = {}

@@ -5,7 +5,7 @@ from traces.kernels.columns import OPS as OPS
 from traces.kernels.columns import OTHER as OTHER
 from traces.kernels.columns import SIZES as SIZES
 from traces.kernels.columns import WORDS as WORDS
-from traces.kernels.names import kernel_class as kernel_class
+from traces.kernels.columns import kernel_class as kernel_class
 from traces.kernels.read import KERNEL_FORMATS as KERNEL_FORMATS
 from traces.kernels.read import KernelFiles as KernelFiles
 from traces.kernels.read import as_table as as_table

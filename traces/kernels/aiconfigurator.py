@@ -13,33 +13,15 @@ from functools import partial
 import numpy as np
 
 from forerun.arrays import BoolArray, IntArray
+from forerun.yaml_files import packaged
+from traces.fields import SECONDS
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, constant, make_table, whole, words
+from traces.kernels.table import KernelTable, Texts, Words, constant, whole, words
 
-MILLISECONDS = 1e-3
-
-DTYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "int4_wo": "int4",
-    "sq": "int8",
-    "w4a16_mxfp4": "mxfp4",
-    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
-    "nvfp4": "fp4",
-    "int8": "int8",
-}
-"""AIConfigurator's format names -> dtypes of this project; missing formats (int8_wo: another kernel) are excluded."""
-
-ELEMENT_BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
-OPERATIONS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-}
+FORMAT = "aiconfigurator"
+NAMES = packaged("traces.kernels", "formats.yaml")[FORMAT]
+DTYPES: dict[str, str] = NAMES["dtypes"]
+SPARSE_MODULES: dict[str, tuple[str, str]] = NAMES["sparse_modules"]
 
 EAGER = "timed without a captured graph (host launches included)"
 
@@ -51,7 +33,7 @@ _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 
 def is_aiconfigurator(names: tuple[str, ...]) -> bool:
-    """Whether the column names are those of an AIConfigurator table."""
+    """True if the column names are those of an AIConfigurator table."""
     named = {"framework", "version", "kernel_source", "op_name"} & set(names)
     return len(named) > 1 or ("latency" in names and any(name in names for name in (*_TABLES, "op_name")))
 
@@ -69,7 +51,7 @@ def _gemm(frame: Frame) -> KernelTable:
     if frame.has("framework", "version", "kernel_source"):
         frame = frame.drop(_eager_gemm(frame), EAGER)
     frame, dtype = _priced(frame, "gemm_dtype")
-    return _table(frame, "gemm", _sizes(frame, "m", "n", "k"), {"dtype": dtype})
+    return _table(frame, "gemm", frame.sizes("m", "n", "k"), {"dtype": dtype})
 
 
 def _eager_gemm(frame: Frame) -> BoolArray:
@@ -94,9 +76,9 @@ def _attention(frame: Frame) -> KernelTable:
     frame, kv_dtype = _priced(frame, "kv_cache_dtype")
     dtype = frame.texts("attn_dtype").mapped(DTYPES.__getitem__)
     decode = frame.texts("op_name").equals("generation_attention")
-    sizes = _attention_sizes(frame) | _sizes(frame, num_kv_heads="num_key_value_heads", head_dim="head_dim")
+    sizes = _attention_sizes(frame) | frame.sizes(num_kv_heads="num_key_value_heads", head_dim="head_dim")
     if frame.has("window_size"):
-        sizes |= _sizes(frame, window="window_size")
+        sizes |= frame.sizes(window="window_size")
     sizes["num_kv_heads"] = np.where(sizes["num_kv_heads"] > 0, sizes["num_kv_heads"], sizes["num_heads"])
     if _framework(frame).names == ("trtllm",):
         native = kv_dtype.equals("fp8") & ~decode
@@ -110,7 +92,7 @@ def _mla(frame: Frame) -> KernelTable:
     prompts that were timed so (``ABSORBED_PROMPTS``)."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
-    if frame.has("gemm_type") and any(name in _SPARSE_MODULES for name in operation.names):
+    if frame.has("gemm_type") and any(name in SPARSE_MODULES for name in operation.names):
         return _sparse_module(frame)
     whole = frame.has("gemm_type") or "fp8_block" in frame.texts("mla_dtype").names  # with the layer's projections
     if whole or not {"mla_context", "mla_generation"} & set(operation.names):
@@ -127,26 +109,12 @@ def _mla(frame: Frame) -> KernelTable:
     return _table(frame, op, sizes, {"dtype": "bf16", "kv_dtype": kv_dtype, "cache": "warm"})
 
 
-_SPARSE_MODULES = {
-    f"{table}_{phase}_module{suffix}": (f"sparse_{ours}", kind)
-    for phase, ours in (("context", "prefill"), ("generation", "decode"))
-    for table, suffix, kind in (
-        ("dsa", "", "dsa"),
-        ("dsa", "_skip_indexer", "dsa-shared"),
-        ("dsv4_csa", "", "csa"),
-        ("dsv4_hca", "", "hca"),
-        ("msa", "", "msa"),
-    )
-}
-"""Tables of whole attention modules -> canonical operation and kind of layer."""
-
-
 def _sparse_module(frame: Frame) -> KernelTable:
     """Attention modules that read chosen or compressed keys: DeepSeek-V3.2's, V4's, GLM-5's and MiniMax-M3's."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "model")
     names = frame.texts("op_name").names
     for name in names:
-        if name not in _SPARSE_MODULES:
+        if name not in SPARSE_MODULES:
             frame = frame.drop(frame.texts("op_name").equals(name), f"no prediction for '{name}'")
     frame = frame.drop(_beyond_grid(frame), "more prompt tokens than the kernel's grid takes")
     frame = frame.drop(_slower_without(frame), "slower without an index than with one")
@@ -154,10 +122,10 @@ def _sparse_module(frame: Frame) -> KernelTable:
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", {"fp8_e4m3": "fp8"})
     dtype = frame.texts("gemm_type").mapped(DTYPES.__getitem__)
     operation, model = frame.texts("op_name"), frame.texts("model")
-    op = operation.mapped(lambda name: _SPARSE_MODULES[name][0])
-    kinds = [_SPARSE_MODULES[name][1] for name in operation.names]
+    op = operation.mapped(lambda name: SPARSE_MODULES[name][0])
+    kinds = [SPARSE_MODULES[name][1] for name in operation.names]
     layer = words([f"{model.names[m]} {kinds[k]}" for m, k in zip(model.codes, operation.codes, strict=True)])
-    texts: dict[str, str | Words] = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
+    texts: Texts = {"dtype": dtype, "kv_dtype": kv_dtype, "cache": "warm", "name": layer}
     return _table(frame, op, _attention_sizes(frame), texts)
 
 
@@ -189,13 +157,11 @@ def _measured(frame: Frame, operation: str, device: str, framework: str) -> Bool
 def _moe(frame: Frame) -> KernelTable:
     frame.need("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     frame, dtype = _priced(frame, "moe_dtype")
-    sizes = _sizes(
-        frame, tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
+    sizes = frame.sizes(
+        tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
         num_experts="num_experts", tensor_parallel="moe_tp_size", expert_parallel="moe_ep_size",
     )  # fmt: skip
-    texts: dict[str, str | Words] = {"dtype": dtype}
-    if frame.has("distribution"):
-        texts["routing"] = frame.texts("distribution")
+    texts = frame.present(routing="distribution") | {"dtype": dtype}
     if frame.has("kernel_source"):
         plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
         sizes["projections"] = np.where(plain, 2, 0)
@@ -222,7 +188,7 @@ def _recurrent(frame: Frame) -> KernelTable:
         sizes = _convolution(frame, _mamba2_channels(frame))
     else:
         frame.need("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
-        sizes = _sizes(frame, batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
+        sizes = frame.sizes(batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
                        head_dim="head_k_dim", v_head_dim="head_v_dim")  # fmt: skip
         moved = _convolution(frame, _delta_channels(frame))
         sizes = {name: np.where(convolving, 0, values) for name, values in sizes.items()}
@@ -279,17 +245,16 @@ def _collective(frame: Frame, dtype_column: str) -> KernelTable:
             frame = frame.drop(frame.texts(column).matching(lambda name: name.endswith("_eager")), EAGER)
     if not frame.rows:
         return _unpredicted(frame, "")
-    unknown = frame.texts(dtype_column).matching(lambda name: name not in ELEMENT_BYTES)
+    widths, operations = NAMES["element_bytes"], NAMES["collectives"]
+    unknown = frame.texts(dtype_column).matching(lambda name: name not in widths)
     frame = frame.drop(unknown, "message format of unknown width")
-    foreign = frame.texts("op_name").matching(lambda name: name not in OPERATIONS)
+    foreign = frame.texts("op_name").matching(lambda name: name not in operations)
     frame = frame.drop(foreign, "no prediction for this collective")
     width, operation = frame.texts(dtype_column), frame.texts("op_name")
-    sizes = _sizes(frame, world_size="num_gpus", message_bytes="message_size")
-    sizes["message_bytes"] = (
-        sizes["message_bytes"] * np.array([ELEMENT_BYTES[name] for name in width.names])[width.codes]
-    )
-    op = operation.mapped(OPERATIONS.__getitem__)
-    texts: dict[str, str | Words] = {"library": "nccl"} if dtype_column == "nccl_dtype" else {}
+    sizes = frame.sizes(world_size="num_gpus", message_bytes="message_size")
+    sizes["message_bytes"] = sizes["message_bytes"] * np.array([widths[name] for name in width.names])[width.codes]
+    op = operation.mapped(operations.__getitem__)
+    texts: Texts = {"library": "nccl"} if dtype_column == "nccl_dtype" else {}
     return _table(frame, op, sizes, texts)
 
 
@@ -308,19 +273,14 @@ _TABLES: dict[str, Callable[[Frame], KernelTable]] = {
 def _unpredicted(frame: Frame, operation: str) -> KernelTable:
     if frame.rows:
         frame.skipped[f"no prediction for '{operation}'"] = frame.rows
-    return make_table(np.zeros(0), "other", {}, {}, str(frame.path), "aiconfigurator", skipped=frame.skipped)
+    return frame.kernels(np.zeros(0), "other", {}, {}, FORMAT)
 
 
 def _attention_sizes(frame: Frame) -> dict[str, IntArray]:
     """Batch, heads and lengths; a decode row's single token (``isl`` 1) stands on ``step`` cached ones."""
-    sizes = _sizes(frame, batch="batch_size", q_len="isl", num_heads="num_heads", kv_len="step")
+    sizes = frame.sizes(batch="batch_size", q_len="isl", num_heads="num_heads", kv_len="step")
     sizes["kv_len"] = sizes["kv_len"] + sizes["q_len"]
     return sizes
-
-
-def _sizes(frame: Frame, *same: str, **renamed: str) -> dict[str, IntArray]:
-    columns = {name: name for name in same} | renamed
-    return {ours: whole(frame.floats(theirs)) for ours, theirs in columns.items()}
 
 
 def _priced(frame: Frame, column: str, also: dict[str, str] | None = None) -> tuple[Frame, Words]:
@@ -337,9 +297,6 @@ def _framework(frame: Frame) -> Words:
     return frame.texts("framework").mapped(str.lower)
 
 
-def _table(frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: dict[str, str | Words]) -> KernelTable:
-    named = {"library": _framework(frame), **texts}
-    if frame.has("kernel_source"):
-        named["source"] = frame.texts("kernel_source")
-    seconds = frame.floats("latency") * MILLISECONDS
-    return make_table(seconds, op, sizes, named, str(frame.path), "aiconfigurator", skipped=frame.skipped)
+def _table(frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: Texts) -> KernelTable:
+    named = {"library": _framework(frame), **texts, **frame.present(source="kernel_source")}
+    return frame.kernels(frame.floats("latency") * SECONDS["ms"], op, sizes, named, FORMAT)

@@ -13,18 +13,18 @@ import pyarrow.parquet as papq
 
 from forerun.errors import warn_renamed
 from traces.errors import TraceError, did_you_mean
+from traces.fields import SECONDS
 from traces.kernels.columns import OLD_COLUMNS, OPS, SIZES, WORDS
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, constant, make_table, whole
+from traces.kernels.table import KernelTable, constant, whole
 
 DEFAULT_DTYPE = "bf16"
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 TIME = re.compile(rf"(?:measured|time|latency|duration|median)_({'|'.join(SECONDS)})")
 """Names of the column of times, with its unit; ``measured_s`` is the canonical one."""
 
 
 def is_canonical(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of a canonical kernel trace."""
+    """True if these are the columns of a canonical kernel trace."""
     return "measured_s" in names or ("op" in names and "latency" not in names and "median_ms" not in names)
 
 
@@ -63,19 +63,12 @@ def read_canonical(frame: Frame) -> KernelTable:
                 f"{frame.path}: op '{name}' needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
             )
     sizes = {name: frame.floats(name) for name in SIZES if name in frame.names}
-    texts: dict[str, str | Words] = {name: frame.texts(name) for name in WORDS if name in frame.names and name != "op"}
+    texts = frame.present(**{name: name for name in WORDS if name != "op"})
     dtype = frame.texts("dtype") if frame.has("dtype") else constant("", frame.rows)
     texts["dtype"] = dtype.mapped(lambda name: name or DEFAULT_DTYPE)
-    return make_table(
-        frame.floats(time[0]) * SECONDS[time[1]],
-        op,
-        sizes,
-        texts,
-        str(frame.path),
-        "forerun",
-        frame.floats("std_s") if frame.has("std_s") else None,
-        whole(frame.floats("count")) if frame.has("count") else None,
-    )
+    std_s = frame.floats("std_s") if frame.has("std_s") else None
+    count = whole(frame.floats("count")) if frame.has("count") else None
+    return frame.kernels(frame.floats(time[0]) * SECONDS[time[1]], op, sizes, texts, "forerun", std_s, count)
 
 
 def _with_new_names(frame: Frame) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from forerun.yaml_files import packaged
@@ -36,3 +37,9 @@ spread over experts; ``name`` is the kernel's own."""
 
 OLD_COLUMNS = {"activated_experts": "active_experts", "distribution": "routing"}
 """Earlier names of columns that a canonical trace may still have, with the present ones."""
+
+
+def kernel_class(name: str) -> str:
+    """The kind of kernel that ``name`` suggests, such as ``GEMM``; ``unknown`` where it suggests none."""
+    classes = packaged("traces.kernels", "formats.yaml")["classes"]
+    return next((kind for kind, pattern in classes.items() if re.search(pattern, name.lower())), "unknown")

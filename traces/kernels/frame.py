@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from forerun.arrays import BoolArray, FloatArray
+from forerun.arrays import Array, BoolArray, FloatArray, IntArray
 from traces.errors import TraceError, did_you_mean, shown
 from traces.files import arrow_reading, head, is_parquet, parquet_table, unpacked_bytes
-from traces.kernels.table import Words
+from traces.kernels.table import KernelTable, Texts, Words, make_table, whole
 
 
 class Frame(NamedTuple):
     """A table read from ``path``, with the column names of the file."""
 
     path: Path
-    table: Any
+    table: pa.Table
     skipped: Counter[str]
     """Rows that were dropped, by reason."""
 
@@ -63,9 +64,9 @@ class Frame(NamedTuple):
         if pa.types.is_binary(column.type) or pa.types.is_temporal(column.type):
             raise TraceError(f"{self.path}: column '{name}': {shown(self._first(name))} is not a number")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            whole: Any = column.combine_chunks()
-            empty: Any = pc.equal(whole, pa.scalar("", column.type))
-            column = pc.replace_with_mask(whole, empty, pa.scalar(None, column.type))
+            joined: Any = column.combine_chunks()
+            empty: Any = pc.equal(joined, pa.scalar("", column.type))
+            column = pc.replace_with_mask(joined, empty, pa.scalar(None, column.type))
         try:
             column = column.cast(pa.float64(), safe=False)
         except pa.ArrowException:
@@ -80,12 +81,34 @@ class Frame(NamedTuple):
         """
         self.need(name)
         try:
-            column = self.table[name].cast(pa.string()).combine_chunks()
+            column: Any = self.table[name].cast(pa.string()).combine_chunks()
             encoded = pc.fill_null(column, "").dictionary_encode()
             names = tuple(encoded.dictionary.to_pylist())
         except (pa.ArrowException, UnicodeDecodeError):
             raise TraceError(f"{self.path}: column '{name}': bytes that are not UTF-8 text") from None
         return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
+
+    def sizes(self, *same: str, **renamed: str) -> dict[str, IntArray]:
+        """Size columns by canonical name: those named ``same`` in the file, and renamed ones (ours=theirs)."""
+        columns = {name: name for name in same} | renamed
+        return {ours: whole(self.floats(theirs)) for ours, theirs in columns.items()}
+
+    def present(self, **columns: str) -> Texts:
+        """Text columns by canonical name (ours=theirs), those that the file has."""
+        return {ours: self.texts(theirs) for ours, theirs in columns.items() if self.has(theirs)}
+
+    def kernels(
+        self,
+        seconds: FloatArray,
+        op: str | Words,
+        sizes: Mapping[str, Array],
+        texts: Texts,
+        format: str,
+        std_s: FloatArray | None = None,
+        count: IntArray | None = None,
+    ) -> KernelTable:
+        """Canonical table of these rows, with the rows dropped so far."""
+        return make_table(seconds, op, sizes, texts, str(self.path), format, std_s, count, self.skipped)
 
     def drop(self, bad: BoolArray, reason: str) -> Frame:
         """Drop the rows that ``bad`` marks and count them under ``reason``."""
@@ -94,10 +117,10 @@ class Frame(NamedTuple):
         self.skipped[reason] += int(bad.sum())
         return self._replace(table=self.table.filter(pa.array(~bad)))
 
-    def _first(self, name: str) -> Any:
+    def _first(self, name: str) -> object:
         return next((value.as_py() for value in self.table[name].drop_null()), None)
 
-    def _culprit(self, name: str) -> Any:
+    def _culprit(self, name: str) -> object:
         for value in self.table[name].to_pylist():
             try:
                 float(value if value not in (None, "") else 0)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import Array, FloatArray
+from forerun.yaml_files import packaged
 from traces.errors import TraceError
+from traces.fields import SECONDS
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, concatenate, make_table
+from traces.kernels.table import KernelTable, Texts, Words, concatenate
 
 FORMAT = "llmservingsim"
-MICROSECONDS = 1e-6
-NANOSECONDS = 1e-9
 ACTIVATION_BYTES = 2
 SKEW_REPEATS = 3
 """Iterations that ``skew.csv`` adds up: its rows at one length take 3.00 to 3.06 times what ``attention.csv`` has for
@@ -37,13 +36,8 @@ class ModelShape(NamedTuple):
 
 
 MODELS = {
-    "Llama-3.1-8B": ModelShape(4096, 32, 8, 128, 14336, 128256),
-    "Llama-3.1-70B": ModelShape(8192, 64, 8, 128, 28672, 128256),
-    "Qwen3-32B": ModelShape(5120, 64, 8, 128, 25600, 151936),
-    "Qwen3-30B-A3B": ModelShape(2048, 32, 4, 128, 768, 151936, 128, 8),
-    "Mixtral-8x7B": ModelShape(4096, 32, 8, 128, 14336, 32000, 8, 2),
+    name: ModelShape(**shape) for name, shape in packaged("traces.kernels", "formats.yaml")[FORMAT]["models"].items()
 }
-"""Published configurations of the models LLMServingSim ships profiles for, by the start of their name."""
 
 
 class Place(NamedTuple):
@@ -55,7 +49,7 @@ class Place(NamedTuple):
 
 
 def is_llmservingsim(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of an LLMServingSim profile."""
+    """True if these are the columns of an LLMServingSim profile."""
     return (
         {"layer", "time_us"} <= set(names)
         or {"prefill_chunk", "n_decode", "time_us"} <= set(names)
@@ -69,10 +63,10 @@ def read_llmservingsim(frame: Frame) -> KernelTable:
     """Kernels of ``dense``, ``per_sequence``, ``attention``, ``moe``, ``skew`` or ``layers``."""
     place = _place(frame)
     if frame.has("latency(ns)"):
-        return _layers(frame, place, "layer_name", "input", frame.floats("latency(ns)") * NANOSECONDS)
+        return _layers(frame, place, "layer_name", "input", frame.floats("latency(ns)") * SECONDS["ns"])
     if frame.has("t_skew_us"):
         return _skewed(frame, place)
-    seconds = frame.floats("time_us") * MICROSECONDS
+    seconds = frame.floats("time_us") * SECONDS["us"]
     if frame.has("prefill_chunk"):
         return _attention(frame, place, seconds)
     if frame.has("activated_experts"):
@@ -164,7 +158,7 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
         ("t_max_us", long, seqs * long, none),
         ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total, long),
     ):
-        seconds = frame.floats(column) * MICROSECONDS / SKEW_REPEATS
+        seconds = frame.floats(column) * SECONDS["us"] / SKEW_REPEATS
         parts.append(_mixed(frame, place, seconds, new, cached, seqs, length, tokens, longest, big))
     return concatenate(parts)
 
@@ -187,7 +181,7 @@ def _mixed(
     model, tp = place.model, place.tp
     same = np.ones(frame.rows)
     uneven = np.where(np.abs(tokens - seqs * np.rint(context)) > 0.5, np.rint(tokens), 0.0)
-    sizes: dict[str, NDArray[Any]] = {
+    sizes: dict[str, Array] = {
         "batch": np.where(decode_only, seqs, 1.0),
         "q_len": np.where(decode_only, 1.0, new),
         "kv_len": np.where(decode_only, np.rint(context), cached + new),
@@ -201,8 +195,7 @@ def _mixed(
         "num_kv_heads": same * max(1, model.num_kv_heads // tp),
         "head_dim": same * model.head_dim,
     }
-    texts: dict[str, str | Words] = {"kv_dtype": "bf16", "cache": "warm"}
-    return _table(frame, place, seconds, Words(code, choice), sizes, texts)
+    return _table(frame, place, seconds, Words(code, choice), sizes, {"kv_dtype": "bf16", "cache": "warm"})
 
 
 def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
@@ -221,7 +214,7 @@ def _experts(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
 
 
 def _table(
-    frame: Frame, place: Place, seconds: FloatArray, op: str | Words, sizes: dict[str, Any], texts: dict[str, Any]
+    frame: Frame, place: Place, seconds: FloatArray, op: str | Words, sizes: dict[str, Array], texts: Texts
 ) -> KernelTable:
     named = {"dtype": "bf16", "device": place.device, "library": "vllm", **texts}
-    return make_table(seconds, op, sizes, named, str(frame.path), FORMAT)
+    return frame.kernels(seconds, op, sizes, named, FORMAT)

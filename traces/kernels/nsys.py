@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from traces.errors import TraceError
+from traces.fields import SECONDS
 from traces.files import head
 from traces.kernels.frame import read_frame
 from traces.kernels.table import KernelTable, Words, make_table, words
 
 FORMAT = "nsys"
-NANOSECONDS = 1e-9
 NO_NAME = "kernel without a name"
 
 
@@ -40,11 +41,10 @@ def _read_csv(path: Path) -> KernelTable:
             f"{path}: no header 'Start (ns),Duration (ns),...'; nsys stats --report cuda_gpu_trace --format csv"
         )
     frame = read_frame(path, before)
-    unit = next((name for name in frame.names if name.startswith("Duration (")), "")
-    scale = {"Duration (ns)": 1e-9, "Duration (us)": 1e-6, "Duration (ms)": 1e-3, "Duration (s)": 1.0}.get(unit)
-    if scale is None:
-        raise TraceError(f"{path}: no column 'Duration (ns)' (columns: {frame.listed})")
-    return _table(path, frame.floats(unit) * scale, frame.texts("Name"))
+    for unit, seconds in SECONDS.items():
+        if frame.has(f"Duration ({unit})"):
+            return _table(path, frame.floats(f"Duration ({unit})") * seconds, frame.texts("Name"))
+    raise TraceError(f"{path}: no column 'Duration (ns)' (columns: {frame.listed})")
 
 
 def _read_sqlite(path: Path) -> KernelTable:
@@ -67,9 +67,9 @@ def _read_sqlite(path: Path) -> KernelTable:
         raise TraceError(f"{path}: not a readable SQLite export, damaged or cut short? ({problem})") from None
     if not rows:
         raise TraceError(f"{path}: no rows; a kernel trace needs at least one measurement")
-    seconds = np.array([row[0] or 0 for row in rows], dtype=np.float64) * NANOSECONDS
+    seconds = np.array([row[0] or 0 for row in rows], dtype=np.float64) * SECONDS["ns"]
     return _table(path, seconds, words([row[1] or NO_NAME for row in rows]))
 
 
-def _table(path: Path, seconds: np.ndarray[tuple[int], np.dtype[np.float64]], name: Words) -> KernelTable:
+def _table(path: Path, seconds: FloatArray, name: Words) -> KernelTable:
     return make_table(seconds, "other", {}, {"name": name}, str(path), FORMAT)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.arrays import BoolArray, FloatArray, IntArray
+from forerun.arrays import Array, BoolArray, FloatArray, IntArray
 from traces.kernels.columns import OPS, SIZES, WORDS
 
 IndexArray: TypeAlias = NDArray[np.intp]
@@ -27,7 +27,7 @@ class Words(NamedTuple):
     codes: NDArray[np.int32]
     names: tuple[str, ...]
 
-    def texts(self) -> NDArray[Any]:
+    def texts(self) -> Array:
         return np.array(self.names, dtype=object)[self.codes]
 
     def equals(self, name: str) -> BoolArray:
@@ -43,12 +43,16 @@ class Words(NamedTuple):
         return Words(self.codes, tuple(change(name) for name in self.names))
 
 
+Texts: TypeAlias = dict[str, str | Words]
+"""Text columns: one text for all rows, or one per row."""
+
+
 def constant(name: str, rows: int) -> Words:
     """A text column with one value."""
     return Words(np.zeros(rows, dtype=np.int32), (name,))
 
 
-def words(texts: Sequence[str] | NDArray[Any]) -> Words:
+def words(texts: Sequence[str] | Array) -> Words:
     """A text column from one text per row."""
     codes: dict[str, int] = {}
     index = np.fromiter((codes.setdefault(text, len(codes)) for text in texts), dtype=np.int32, count=len(texts))
@@ -91,7 +95,7 @@ class KernelTable:
         column = self.words.get(name)
         return constant("", len(self)) if column is None else column
 
-    def text(self, name: str, row: Any) -> str:
+    def text(self, name: str, row: int | np.integer) -> str:
         """Text of a row in a column."""
         column = self.word(name)
         return str(column.names[column.codes[row]])
@@ -103,7 +107,7 @@ class KernelTable:
         present = {op.names[code] for code in np.unique(op.codes)}
         return tuple(name for name in OPS if name in present)
 
-    def where(self, rows: NDArray[Any]) -> KernelTable:
+    def where(self, rows: Array) -> KernelTable:
         """The rows of a mask or index, with the same ``skipped``."""
         return replace(
             self,
@@ -126,7 +130,7 @@ class KernelTable:
 def make_table(
     measured_s: FloatArray,
     op: str | Words,
-    sizes: Mapping[str, NDArray[Any]],
+    sizes: Mapping[str, Array],
     texts: Mapping[str, str | Words],
     source: str,
     format: str,
@@ -177,7 +181,7 @@ def make_table(
     return table if keep.all() else table.where(keep)
 
 
-def whole(values: NDArray[Any]) -> IntArray:
+def whole(values: Array) -> IntArray:
     """Convert to integers; 0 where a value is missing, not an integer, or larger than any kernel's size."""
     if values.dtype.kind == "i":
         return np.where(np.abs(values) <= LARGEST_SIZE, values, 0).astype(np.int64)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from forerun.yaml_files import packaged
 from traces.errors import TraceError, shown
+from traces.fields import SECONDS, Record, list_at, number_of, object_at, value_at
 from traces.files import load_document
 from traces.kernels.table import KernelTable, ShapedKernel, table_of_rows
 
 FORMAT = "torch-profiler"
-MICROSECONDS = 1e-6
-_Reader = Callable[[list[Any], list[str], list[Any]], ShapedKernel | None]
-
-_DTYPES = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e4m3fnuz": "fp8",
-    "signed char": "int8",
-}
+_Reader = Callable[[Sequence[Sequence[int]], Sequence[str], Sequence[object]], ShapedKernel | None]
+_DTYPES: dict[str, str] = packaged("traces.kernels", "formats.yaml")[FORMAT]["dtypes"]
 
 
 def read_torch_profiler(path: Path) -> KernelTable:
@@ -38,82 +30,79 @@ def read_torch_profiler(path: Path) -> KernelTable:
     rows: list[ShapedKernel] = []
     calls: dict[int, ShapedKernel] = {}
     for event in kernels:
-        arguments = event.get("args") or {}
         seconds = _seconds(path, event)
-        identity = _key(arguments.get("External id")) or launches.get(_key(arguments.get("correlation")))
+        identity = _key(event, "args.External id") or launches.get(_key(event, "args.correlation"))
         operator = operators.get(identity)
-        shaped = _shaped(operator) if operator is not None else None
-        name = str(event.get("name", ""))[:200]
-        if shaped is None or operator is None:
-            rows.append(ShapedKernel("other", seconds, {}, {"name": name, "device": device}))
-            continue
-        known = calls.get(id(operator))
-        if known is None:
-            calls[id(operator)] = shaped._replace(
-                seconds=seconds, texts={**shaped.texts, "name": name, "device": device}
-            )
+        shaped = None if operator is None else _shaped(operator)
+        texts = {"name": str(event.get("name", ""))[:200], "device": device}
+        if shaped is None:
+            rows.append(ShapedKernel("other", seconds, {}, texts))
+        elif (known := calls.get(id(operator))) is None:
+            calls[id(operator)] = shaped._replace(seconds=seconds, texts={**shaped.texts, **texts})
         else:
             calls[id(operator)] = known._replace(seconds=seconds + known.seconds)
     rows += calls.values()
     return table_of_rows(rows, str(path), FORMAT)
 
 
-def _events(path: Path) -> tuple[list[Any], str]:
+def _events(path: Path) -> tuple[list[object], str]:
     data = load_document(path)
     trace = data if isinstance(data, dict) else {"traceEvents": data}
-    events, devices = trace.get("traceEvents"), trace.get("deviceProperties")
+    events = trace.get("traceEvents")
     if not isinstance(events, list):
         raise TraceError(
             f"{path}: no 'traceEvents'; a Chrome trace of torch.profiler is needed (benchmark results: replay requests)"
         )
-    first = devices[0] if isinstance(devices, list) and devices else None
-    return events, str(first.get("name", "")) if isinstance(first, dict) else ""
+    devices = list_at(trace, "deviceProperties")
+    return events, str(object_at({"first": devices[0]}, "first").get("name", "")) if devices else ""
 
 
-def _sorted(path: Path, events: list[Any]) -> tuple[dict[Any, Any], dict[Any, Any], list[Any]]:
+def _sorted(
+    path: Path, events: list[object]
+) -> tuple[dict[str | None, Record], dict[str | None, str | None], list[Record]]:
     """Operators by external id, external ids by correlation of their launch, and the kernels."""
-    operators: dict[Any, Any] = {}
-    launches: dict[Any, Any] = {}
-    kernels = []
+    operators: dict[str | None, Record] = {}
+    launches: dict[str | None, str | None] = {}
+    kernels: list[Record] = []
     for event in events:
         if not isinstance(event, dict):
             raise TraceError(f"{path}: traceEvents: {shown(event)} is not an event")
-        category = event.get("cat")
-        arguments = event.get("args")
+        category, arguments = event.get("cat"), event.get("args")
         if not isinstance(arguments, dict):
             continue
         if category == "kernel":
             kernels.append(event)
         elif category == "cpu_op" and "External id" in arguments:
-            operators[_key(arguments["External id"])] = event
+            operators[_key(event, "args.External id")] = event
         elif category in ("cuda_runtime", "cuda_driver") and "correlation" in arguments:
-            launches[_key(arguments["correlation"])] = _key(arguments.get("External id"))
+            launches[_key(event, "args.correlation")] = _key(event, "args.External id")
     operators.pop(None, None)
     launches.pop(None, None)
     return operators, launches, kernels
 
 
-def _key(identity: Any) -> str | None:
+def _key(event: Record, path: str) -> str | None:
+    identity = value_at(event, path)
     return str(identity) if isinstance(identity, int | str) else None
 
 
-def _seconds(path: Path, event: Any) -> float:
-    duration = event.get("dur")
-    if isinstance(duration, bool) or not isinstance(duration, int | float) or not math.isfinite(duration):
+def _seconds(path: Path, event: Record) -> float:
+    duration = number_of(event.get("dur"))
+    if duration is None or not math.isfinite(duration):
         raise TraceError(
-            f"{path}: kernel {shown(event.get('name'))}: dur {shown(duration)} is not a number of microseconds"
+            f"{path}: kernel {shown(event.get('name'))}: dur {shown(event.get('dur'))} is not a number of microseconds"
         )
-    return float(duration) * MICROSECONDS
+    return float(duration) * SECONDS["us"]
 
 
-def _shaped(operator: Any) -> ShapedKernel | None:
-    arguments = operator["args"]
+def _shaped(operator: Record) -> ShapedKernel | None:
+    arguments = object_at(operator, "args")
     dims, kinds = arguments.get("Input Dims"), arguments.get("Input type")
     read = _OPERATORS.get(str(operator.get("name")))
     if read is None or not isinstance(dims, list) or not isinstance(kinds, list):
         return None
     try:
-        shaped = read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], arguments.get("Concrete Inputs") or [])
+        shaped = read(dims, [_DTYPES.get(str(kind), "") for kind in kinds], list_at(arguments, "Concrete Inputs"))
         return shaped if shaped is not None and all(type(size) is int for size in shaped.sizes.values()) else None
     except (IndexError, TypeError, ValueError, KeyError):
         return None
@@ -122,7 +111,7 @@ def _shaped(operator: Any) -> ShapedKernel | None:
 def _product(first: int) -> _Reader:
     """Reader of a matrix product whose inputs are the operator's arguments ``first`` and ``first`` + 1."""
 
-    def read(dims: list[Any], dtypes: list[str], _: list[Any]) -> ShapedKernel | None:
+    def read(dims: Sequence[Sequence[int]], dtypes: Sequence[str], _: Sequence[object]) -> ShapedKernel | None:
         (m, k), (inner, n), dtype = dims[first], dims[first + 1], dtypes[first + 1]
         known = dtype and k == inner
         return ShapedKernel("gemm", 0.0, {"m": m, "n": n, "k": k}, {"dtype": dtype}) if known else None
@@ -133,7 +122,7 @@ def _product(first: int) -> _Reader:
 def _attention(heads_axis: int) -> _Reader:
     """Reader of a fused attention operator whose head axis is ``heads_axis`` (1 or 2) of four."""
 
-    def read(dims: list[Any], dtypes: list[str], concrete: list[Any]) -> ShapedKernel | None:
+    def read(dims: Sequence[Sequence[int]], dtypes: Sequence[str], concrete: Sequence[object]) -> ShapedKernel | None:
         query, key = dims[0], dims[1]
         length_axis = 3 - heads_axis
         causal = next((text == "True" for text in concrete if text in ("True", "False")), False)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import Array, FloatArray
+from forerun.yaml_files import packaged
 from traces.errors import TraceError
+from traces.fields import SECONDS
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, constant, make_table
+from traces.kernels.table import KernelTable, Texts, Words, constant
 
 FORMAT = "tt-metal"
-NANOSECONDS = 1e-9
 DURATION = "DEVICE FW DURATION [ns]"
 MARKER = "marker (signpost), not an operation"
 NO_DURATION = "operation without a device duration"
 OTHER_CHIP = "the same call on another chip of the mesh (the slowest one counts)"
 
-_DTYPES = {"BFLOAT16": "bf16", "BFLOAT8_B": "bfp8", "BFLOAT4_B": "bfp4", "FLOAT32": "fp32"}
+_DTYPES: dict[str, str] = packaged("traces.kernels", "formats.yaml")[FORMAT]["dtypes"]
 
 
 def is_tt_metal(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of an ops_perf file (their number varies from 74 to 139)."""
+    """True if these are the columns of an ops_perf file (their number varies from 74 to 139)."""
     return "OP CODE" in names and DURATION in names
 
 
@@ -40,7 +38,7 @@ def read_tt_metal(frame: Frame) -> KernelTable:
     frame = _slowest(frame)
     code = frame.texts("OP CODE")
     product = code.matching(lambda name: "matmul" in name.lower())
-    sizes: dict[str, NDArray[Any]] = {}
+    sizes: dict[str, Array] = {}
     dtype = constant("", frame.rows)
     if product.any():
         first = [_axis(frame, 0, axis) for axis in "WZYX"]
@@ -50,15 +48,10 @@ def read_tt_metal(frame: Frame) -> KernelTable:
         batched = second[0] * second[1] > 1
         product &= (first[3] == second[2]) & ~batched & dtype.matching(bool)
         sizes = {name: np.where(product, values, 0) for name, values in sizes.items()}
-    texts: dict[str, str | Words] = {"name": code, "dtype": dtype, "cache": "cold"}
-    if frame.has("DEVICE ARCH"):
-        texts["device"] = frame.texts("DEVICE ARCH")
-    if frame.has("MATH FIDELITY"):
-        texts["source"] = frame.texts("MATH FIDELITY")
+    texts: Texts = {"name": code, "dtype": dtype, "cache": "cold"}
+    texts |= frame.present(device="DEVICE ARCH", source="MATH FIDELITY")
     op = Words(product.astype(np.int32), ("other", "gemm"))
-    return make_table(
-        frame.floats(DURATION) * NANOSECONDS, op, sizes, texts, str(frame.path), FORMAT, skipped=frame.skipped
-    )
+    return frame.kernels(frame.floats(DURATION) * SECONDS["ns"], op, sizes, texts, FORMAT)
 
 
 def _slowest(frame: Frame) -> Frame:

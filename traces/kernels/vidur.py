@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from forerun.arrays import FloatArray
+from forerun.arrays import Array, FloatArray
 from traces.errors import TraceError
 from traces.kernels.frame import Frame
-from traces.kernels.table import KernelTable, Words, concatenate, constant, make_table
+from traces.kernels.table import KernelTable, Texts, Words, concatenate
 
 MILLISECONDS = 1e-3
 ACTIVATION_BYTES = 2
@@ -20,11 +17,11 @@ LIBRARY = "portable"
 predictions of such kernels, 16 % off those of NVIDIA's current ones); on an A100 there is no difference."""
 SEVERAL_NODES = "collective across several nodes"
 
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Array]
 
 
 def is_vidur(names: tuple[str, ...]) -> bool:
-    """Whether these are the columns of a Vidur profile."""
+    """True if these are the columns of a Vidur profile."""
     return any(name.startswith("time_stats.") for name in names)
 
 
@@ -95,10 +92,9 @@ def _attention(frame: Frame) -> KernelTable:
         return np.where(prefill, prompts, decodes) * MILLISECONDS
 
     op = Words(np.where(prefill, 0, 1).astype(np.int32), ("attention_prefill", "attention_decode"))
-    texts: dict[str, str | Words] = {"dtype": "fp16", "kv_dtype": "fp16", "cache": "warm", "library": LIBRARY}
-    if frame.has("attention_backend"):
-        texts["source"] = frame.texts("attention_backend")
-    return make_table(picked("median"), op, sizes, texts, str(frame.path), FORMAT, picked("std"))
+    texts: Texts = {"dtype": "fp16", "kv_dtype": "fp16", "cache": "warm", "library": LIBRARY}
+    texts |= frame.present(source="attention_backend")
+    return frame.kernels(picked("median"), op, sizes, texts, FORMAT, picked("std"))
 
 
 def _collective(frame: Frame) -> KernelTable:
@@ -111,20 +107,13 @@ def _collective(frame: Frame) -> KernelTable:
     return _timed(frame, name, name, sizes, {"library": "nccl", "dtype": "fp16"})
 
 
-def _timed(
-    frame: Frame,
-    operation: str,
-    op: str,
-    sizes: Columns,
-    texts: dict[str, str | Words] | None = None,
-) -> KernelTable:
+def _timed(frame: Frame, operation: str, op: str, sizes: Columns, texts: Texts | None = None) -> KernelTable:
     median = frame.floats(f"time_stats.{operation}.median") * MILLISECONDS
     spread = f"time_stats.{operation}.std"
-    named: dict[str, str | Words] = {
-        "dtype": "fp16", "library": LIBRARY, "name": constant(operation, frame.rows), **(texts or {})
-    }  # fmt: skip
-    std = frame.floats(spread) * MILLISECONDS if frame.has(spread) else None
-    return make_table(median, op, sizes, named, str(frame.path), FORMAT, std, skipped=frame.skipped)
+    named: Texts = {"dtype": "fp16", "library": LIBRARY, "name": operation, **(texts or {})}
+    return frame.kernels(
+        median, op, sizes, named, FORMAT, frame.floats(spread) * MILLISECONDS if frame.has(spread) else None
+    )
 
 
 def _is_true(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.arrays import FloatArray, IntArray
+from forerun.arrays import Array, FloatArray, IntArray
 from traces.errors import TraceError
 from traces.requests.prefix import PrefixCounter, PrefixStatistics
 from traces.requests.table import RequestTable
@@ -208,29 +208,23 @@ class _Arrivals:
 
 @dataclass(slots=True)
 class _Correlation:
-    """Pearson correlation of input and output tokens from running sums (exact integers)."""
+    """Pearson correlation of input and output tokens x and y from exact running sums."""
 
-    n: int = 0
-    x: int = 0
-    y: int = 0
-    xx: int = 0
-    yy: int = 0
-    xy: int = 0
+    sums: list[list[int]] = field(default_factory=lambda: [[0] * 3 for _ in range(3)])
+    """Sums of the products of each pair of (1, x, y)."""
 
     def add(self, x: IntArray, y: IntArray) -> None:
-        if len(x) and int(max(x.max(), y.max())) ** 2 * len(x) >= 2**62:
-            x, y = x.astype(object), y.astype(object)
-        self.n += len(x)
-        self.x += int(x.sum())
-        self.y += int(y.sum())
-        self.xx += int((x * x).sum())
-        self.yy += int((y * y).sum())
-        self.xy += int((x * y).sum())
+        columns: Array = np.stack([np.ones_like(x), x, y])
+        if len(x) and int(columns.max()) ** 2 * len(x) >= 2**62:
+            columns = columns.astype(object)
+        more = (columns @ columns.T).tolist()
+        self.sums = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(self.sums, more, strict=True)]
 
     def result(self) -> float | None:
         """The correlation, or None when either side is constant."""
-        spread = (self.n * self.xx - self.x**2) * (self.n * self.yy - self.y**2)
-        return (self.n * self.xy - self.x * self.y) / float(spread) ** 0.5 if spread > 0 else None
+        (n, x, y), (_, xx, xy), (_, _, yy) = self.sums
+        spread = (n * xx - x**2) * (n * yy - y**2)
+        return (n * xy - x * y) / float(spread) ** 0.5 if spread > 0 else None
 
 
 def describe_requests(requests: RequestTable | Iterable[RequestTable]) -> RequestStatistics:
@@ -264,10 +258,10 @@ def describe_requests(requests: RequestTable | Iterable[RequestTable]) -> Reques
             in_session += len(used)
         skipped.update(table.skipped)
         notes.update(dict.fromkeys(table.notes))
-    if table is None or correlation.n == 0:
+    if table is None or correlation.sums[0][0] == 0:
         raise TraceError("describe_requests: no requests to describe")
     return RequestStatistics(
-        requests=correlation.n,
+        requests=correlation.sums[0][0],
         source=table.source,
         format=table.format,
         input_tokens=lengths["input_tokens"].result(),
