@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
 from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
+from forerun.document import json_text
 from forerun.tables import Table
 from forerun.version import VERSION
-from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
 
 TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")

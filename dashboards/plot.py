@@ -6,6 +6,7 @@ result has no such figure, for example a comparison without a crossover.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -115,8 +116,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Callable[[StudyResult], go.Figure]:
         """The figure ``name`` of results that installed distributions add."""
-        from dashboards.result_figures import added_figures
+        from simulator.studies.installed import installed_names, load_name
 
-        if name.startswith("_") or name not in added_figures():
+        added = () if name.startswith("_") else (load_name(one) for one in installed_names() if not one.islower())
+        modules = {getattr(one, "drawn_in", "") for one in added} - {""}
+        if not any(figure.name == name for module in modules for figure in import_module(module).FIGURES):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return lambda result: result.figure(name)

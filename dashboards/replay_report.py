@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards import page
+from dashboards.figures import replays
 from dashboards.page import Tile
-from dashboards.result_figures import KERNELS, RUNS, STEPS, drawn_figures
+from dashboards.theme import ResultFigure, with_data
+from forerun.document import json_text
 from forerun.tables import Table, number
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
@@ -22,11 +25,38 @@ from simulator.replay.replay_tables import (
     step_replay_tables,
 )
 from simulator.replay.result import Replay
-from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
 
 Document = dict[str, Any]
 REPLAY_FILE = "replay.json"
+KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
+"""Kinds of replay."""
+FIGURES: Mapping[str, Sequence[ResultFigure]] = {
+    KERNELS: (
+        ResultFigure("parity", replays.parity_data, replays.parity_figure),
+        ResultFigure("errors", replays.error_data, replays.error_figure),
+    ),
+    STEPS: (ResultFigure("step_ms", replays.step_parity_data, replays.serving_parity_figure),),
+    RUNS: tuple(
+        ResultFigure(metric, partial(replays.serving_parity_data, metric=metric), replays.serving_parity_figure)
+        for metric in METRIC_WORDS
+    ),
+}
+
+
+def figure_data(result: Replay) -> dict[str, tuple[ResultFigure, Any]]:
+    """Figures of a replay, the main one first; none of a calibration."""
+    return _figures(result.document, result) if result.kind == "replay" else {}
+
+
+def _figures(document: Document, report: Replay | None) -> dict[str, tuple[ResultFigure, Any]]:
+    kind = kind_of(document)
+    return {} if kind is None else with_data(FIGURES[kind], report if kind == KERNELS else document)
+
+
+def save(result: Replay, folder: Path) -> None:
+    """Write the document of a replay and its report."""
+    write_replay(folder, result.document, result)
 
 
 def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
@@ -47,8 +77,7 @@ def kind_of(document: Document) -> str | None:
 
 def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
     """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
-    kind = kind_of(document)
-    return {} if kind is None else drawn_figures(kind, report if kind == KERNELS else document)
+    return {name: figure.draw(data) for name, (figure, data) in _figures(document, report).items()}
 
 
 def replay_tables(document: Document) -> list[Table]:

@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dashboards import page
+from dashboards.figures import run as of_run
 from dashboards.page import Tile
-from dashboards.result_figures import drawn_figures
+from dashboards.theme import ResultFigure, with_data
 from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
 from simulator.running.metrics.conclusion import slo_words
 from simulator.running.metrics.files import write_text_atomically
-from simulator.running.metrics.run_folder import RunFolder, load_run
+from simulator.running.metrics.run_folder import (
+    REQUEST_COLUMNS,
+    STEP_COLUMNS,
+    RunFolder,
+    load_run,
+    run_columns,
+    write_run,
+)
 from simulator.running.metrics.tables import RUN_LEGEND, interval_words, more_run_tables, run_tables
+from simulator.running.run import RunResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Document = dict[str, Any]
 REPORT_FILE = "report.html"
+FIGURES = (
+    ResultFigure("bottleneck", of_run.bottleneck_data, of_run.bottleneck_figure),
+    ResultFigure("latency", of_run.latency_data, of_run.latency_figure),
+    ResultFigure("timeline", of_run.timeline_data, of_run.timeline_figure),
+    ResultFigure("waterfall", of_run.requests_data, of_run.waterfall_figure),
+)
+
+
+def figure_data(result: RunResult) -> dict[str, tuple[ResultFigure, Any]]:
+    """Figures of a run, the main one first."""
+    return with_data(FIGURES, run_of_result(result))
+
+
+def save(result: RunResult, folder: Path) -> None:
+    """Write the folder of a run with its report."""
+    write_run(folder, result, result.document, {REPORT_FILE: write_report})
+
+
+def run_of_result(result: RunResult) -> RunFolder:
+    """A result as the figures read it, without a folder."""
+
+    def floats(table: pa.Table, names: tuple[str, ...]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+        return {name: np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64) for name in names}
+
+    return RunFolder(
+        Path(),
+        result.document,
+        floats(run_columns(result, "requests"), REQUEST_COLUMNS),
+        floats(run_columns(result, "steps"), STEP_COLUMNS),
+    )
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -33,7 +77,8 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 
 def report_html(run: RunFolder) -> str:
     """The whole page as text."""
-    figures, document = {f"figure-{name}": one for name, one in drawn_figures("run", run).items()}, run.document
+    figures = {f"figure-{name}": figure.draw(data) for name, (figure, data) in with_data(FIGURES, run).items()}
+    document = run.document
     plots, marks, lead = page.figure_cards(figures), run_marks(document), document.get("conclusion", "")
     sections = [
         page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead, marks),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from html import escape
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from dashboards import page
-from dashboards.result_figures import drawn_figures, figure_data
-from forerun.result import StudyResult
+from dashboards.figures import load, speculation, studies
+from dashboards.theme import ResultFigure, with_data
+from forerun.document import json_text
+from forerun.result import Result, StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
+from simulator.running.metrics.files import StagedFiles
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.plan.summary import risk_words
 from simulator.workload.workload_config import ARRIVING, rate_unit
@@ -17,12 +23,58 @@ from simulator.workload.workload_config import ARRIVING, rate_unit
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""
 ALTERNATIVES = 5
+Figures = Mapping[str, tuple[ResultFigure, Any]]
+"""Figures of a result by name, with their data."""
+FIGURES: Mapping[str, Sequence[ResultFigure]] = {
+    "compare": (
+        ResultFigure("speedup", studies.forest_data, studies.forest_figure, studies.forest_text),
+        ResultFigure("load", studies.load_curve_data, studies.load_curve_figure, studies.load_curve_text),
+        ResultFigure("adaptive", speculation.adaptive_data, speculation.adaptive_figure, speculation.adaptive_text),
+        ResultFigure("tornado", studies.tornado_data, studies.tornado_figure, studies.tornado_text),
+    ),
+    "plan": (
+        ResultFigure("pareto", studies.pareto_data, studies.pareto_figure, studies.pareto_text),
+        ResultFigure(
+            "cost", partial(studies.pareto_data, y=studies.PER_MILLION), studies.pareto_figure, studies.pareto_text
+        ),
+        ResultFigure("hours", load.hours_data, load.hours_figure, load.hours_text),
+    ),
+    "sweep": (ResultFigure("points", studies.sweep_data, studies.sweep_figure, studies.points_text),),
+    "thresholds": (ResultFigure("rent", studies.thresholds_data, studies.bars_figure, studies.bars_text),),
+    "tune": (
+        ResultFigure("rates", studies.drafting_data, studies.drafting_figure, studies.drafting_text),
+        ResultFigure("tuning", studies.tuning_data, studies.tuning_figure, studies.tuning_text),
+    ),
+    "twin": (ResultFigure("gaps", studies.twin_data, studies.bars_figure, studies.bars_text),),
+}
+"""Figures of the studies by kind, the main one first."""
+
+
+def figure_data(result: Result) -> Figures:
+    """Figures of a study, the main one first; none of any other result."""
+    if not isinstance(result, StudyResult):
+        return {}
+    figures = import_module(result.drawn_in).FIGURES if result.drawn_in else FIGURES.get(result.kind, ())
+    return with_data(figures, result.document)
+
+
+def save(result: Result, folder: Path) -> None:
+    """Write the document of a result, and of a study its report, its own files and a plan's summary."""
+    texts = {f"{result.kind}.json": json_text(result.document)}
+    if isinstance(result, StudyResult):
+        texts |= result.files
+        if result.document.get("plan_summary"):
+            texts["summary.html"] = plan_summary_html(result)
+        texts |= {"report.html": study_html(result), "report.md": study_markdown(result)}
+    with StagedFiles(folder) as staged:
+        for name, text in texts.items():
+            staged.add_text(name, text)
 
 
 def study_html(result: StudyResult) -> str:
     """The report as one self-contained page."""
     document = result.document
-    drawn = {f"figure-{name}": figure for name, figure in drawn_figures(result.kind, document, result.drawn_in).items()}
+    drawn = {f"figure-{name}": figure.draw(data) for name, (figure, data) in figure_data(result).items()}
     sections = [
         page.header(
             result.title,
@@ -65,8 +117,10 @@ PREFIXED = {
 def plan_summary_html(result: StudyResult) -> str:
     """One page to present: traffic, question, answer, cost, alternatives, what may change it, what it rests on."""
     document = result.document
-    words, drawn = document["plan_summary"], drawn_figures("plan", document)
-    figures = {f"figure-{name}": drawn[name] for name in ("hours",) if name in drawn}
+    words = document["plan_summary"]
+    drawn = {
+        f"figure-{name}": figure.draw(data) for name, (figure, data) in figure_data(result).items() if name == "hours"
+    }
     cards = {
         title: "".join(_sentence(words[key], key if key in PREFIXED else "") for key in keys if key in words)
         for title, keys in SUMMARY_CARDS.items()
@@ -79,7 +133,7 @@ def plan_summary_html(result: StudyResult) -> str:
         page.header(result.title, "A prediction, not a measurement", words["answer"]),
         page.card("The question", _sentence(f"{words['question']}?")),
         page.card("Traffic", _sentence(words["traffic"])),
-        *page.figure_cards(figures).values(),
+        *page.figure_cards(drawn).values(),
         page.card("The answer", f"<p>{escape(words['answer'] + sure)}</p>"),
         page.card("Cost", cards.pop("Cost")),
         page.card("Alternatives", _alternatives(document).html()),
@@ -87,7 +141,7 @@ def plan_summary_html(result: StudyResult) -> str:
         "<p><a href='report.html'>The whole report</a></p>",
         page.footer(f"Forerun {document['version']}", *_marks(result)[:2]),
     ]
-    return page.page_html(f"Summary: {result.title}", sections, figures)
+    return page.page_html(f"Summary: {result.title}", sections, drawn)
 
 
 def _sentence(text: str, heading: str = "") -> str:
@@ -138,8 +192,7 @@ def study_markdown(result: StudyResult) -> str:
     """The report as Markdown, its figures drawn in text."""
     document = result.document
     parts = [f"# {markdown_text(result.title)}", f"**{markdown_text(result.conclusion)}**"]
-    figures = figure_data(result.kind, document, result.drawn_in).values()
-    parts += [f"```text\n{figure.text(data)}\n```" for figure, data in figures]
+    parts += [f"```text\n{figure.text(data)}\n```" for figure, data in figure_data(result).values()]
     for table in _tables(result):
         body = table.markdown()
         if table.name in COMMANDS:

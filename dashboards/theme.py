@@ -6,11 +6,11 @@ are distinct for readers with any colour vision; each reads on both backgrounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import log10
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -226,3 +226,62 @@ def add_band(figure: go.Figure, x: Any, low: Any, high: Any, **look: Any) -> Non
 def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: Any) -> None:
     """The share of a sample at or below each value, in percent; a sample of one is a point."""
     figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)
+
+
+class ResultFigure(NamedTuple):
+    """A figure of every result of one kind."""
+
+    name: str
+    data: Callable[[Any], Any]
+    """From a run folder, a replay of kernels, or the document of any other result; None where there is nothing."""
+    draw: Callable[[Any], go.Figure]
+    text: Callable[[Any], str] = str
+    """The figure in text, for Markdown."""
+
+
+def with_data(figures: Iterable[ResultFigure], source: object) -> dict[str, tuple[ResultFigure, Any]]:
+    """Figures of one result by name, with their data; those without a row of data are left out."""
+    data = {figure.name: (figure, figure.data(source)) for figure in figures}
+    return {name: (figure, one) for name, (figure, one) in data.items() if one is not None and len(one[0])}
+
+
+TEXT_WIDTH = 56
+"""Characters of a text figure's axis."""
+BAR = 40
+"""Characters of the longest bar of a text figure."""
+
+
+def text_bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Values as bars of text, the longest 40 characters; each row has a label, its value, and words after the bar."""
+    longest = max(value for _, value, _ in rows)
+    width = max(len(label) for label, *_ in rows)
+    bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
+    return "\n".join(f"{label:<{width}}  {bar}  {words}" for (label, _, words), bar in zip(rows, bars, strict=True))
+
+
+def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]], mark: float, unit: str = "") -> str:
+    """Values with intervals as lines of text on one axis, with a bar at ``mark``.
+
+    Args:
+        rows: label, low end, value, high end; ends may be None.
+        mark: a value that the axis shows in every line.
+        unit: behind every figure.
+    """
+    known = [mark, *(v for _, low, value, high in rows for v in (low, value, high) if v is not None)]
+    least, most = min(known), max(known)
+    span = (most - least) or 1.0
+
+    def column(value: float) -> int:
+        return round((value - least) / span * (TEXT_WIDTH - 1))
+
+    width = max((len(label) for label, *_ in rows), default=0)
+    lines = []
+    for label, low, value, high in rows:
+        axis = [" "] * TEXT_WIDTH
+        axis[column(mark)] = "|"
+        if low is not None and high is not None:
+            for place in range(column(low), column(high) + 1):
+                axis[place] = "-"
+        axis[column(value)] = "o"
+        lines.append(f"{label:<{width}}  {''.join(axis)}  {value:.3f}{unit}")
+    return "\n".join([*lines, f"{'':<{width}}  {least:<{TEXT_WIDTH // 2}.3f}{most:>{TEXT_WIDTH - TEXT_WIDTH // 2}.3f}"])

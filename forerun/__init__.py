@@ -18,8 +18,5 @@ Each name is imported when it is first used, so ``import forerun`` is fast.
 """
 
 from forerun.lazy import lazy_names
-from forerun.renderer import register_renderer
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, installed="simulator.studies.installed")
-
-register_renderer("dashboards.results")

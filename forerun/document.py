@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, isinf
@@ -68,6 +69,16 @@ def plain_json(value: Any) -> Any:
     if hasattr(value, "__fspath__"):
         return str(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def json_text(document: object) -> str:
+    """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
+    text = json.dumps(plain_json(document), indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it
+        text = json.dumps(json.loads(text), indent=2)
+    return text + "\n"
 
 
 def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 
 import numpy as np
 from typing_extensions import TypeVar
 
 from forerun.document import plain_json, read_document
 from forerun.errors import ForerunError, did_you_mean
-from forerun.renderer import renderer
 from forerun.tables import ABSENT, Table, arrow_column, number, pairs
 
 if TYPE_CHECKING:
@@ -29,6 +29,16 @@ _STYLE = (
     ".forerun .faint,.forerun .aside{opacity:.65}.forerun .strong{font-weight:600}"
     ".forerun .good{color:light-dark(#176c36,#6fd68f)}.forerun .bad{color:light-dark(#b3261e,#ff9a92)}</style>"
 )
+
+
+class ReportModule(Protocol):
+    """Functions of the module that draws and saves the results of one kind."""
+
+    def figure_data(self, result: Any) -> Mapping[str, tuple[Any, object]]:
+        """Figures of a result by name with their data, the main one first."""
+
+    def save(self, result: Any, folder: Path) -> None:
+        """Write the files that ``--out`` writes, all or none."""
 
 
 class Summary(dict[str, Any]):
@@ -73,6 +83,9 @@ class Result:
 
     kind: ClassVar[str]
     """The command that makes it: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
+
+    report: ClassVar[str] = "dashboards.study_report"
+    """Its :class:`ReportModule`, imported when a figure or its files are wanted."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -151,10 +164,14 @@ class Result:
             raise ForerunError(text) from None
         return self.to_arrow(name).to_pandas()
 
+    def _report(self) -> ReportModule:
+        module: Any = import_module(self.report)
+        return module  # type: ignore[no-any-return]
+
     @property
     def figures(self) -> tuple[str, ...]:
         """Names that ``figure`` takes, the main one first."""
-        return renderer().figure_names(self)
+        return tuple(self._report().figure_data(self))
 
     def figure(self, name: str = "") -> go.Figure:
         """A Plotly figure: the main one, or the one of that name.
@@ -162,7 +179,14 @@ class Result:
         Raises:
             ForerunError: there is none of that name.
         """
-        return renderer().result_figure(self, name)
+        figures = self._report().figure_data(self)
+        if name and name not in figures:
+            hint = did_you_mean(name, figures)
+            raise ForerunError(f"name: no figure '{name}'{hint} (there are {', '.join(figures) or 'none'})")
+        if not figures:
+            raise ForerunError(f"{self.kind}: this result has no figures")
+        figure, data = figures[name or next(iter(figures))]
+        return figure.draw(data)
 
     def save(self, folder: str | Path) -> Path:
         """Write the files that ``--out`` writes into ``folder``, all or none.
@@ -173,7 +197,7 @@ class Result:
         Raises:
             OSError: the folder cannot be written.
         """
-        renderer().save_result(self, Path(folder))
+        self._report().save(self, Path(folder))
         return Path(folder)
 
     @property

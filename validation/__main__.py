@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dashboards.recorded_errors import SECTIONS, ErrorRow, error_tables, errors_document, merged, read_errors
+from forerun.document import json_text
 from forerun.errors import ForerunError
 from forerun.version import VERSION
 from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
-from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles
 from validation.bands import bands_page, coverage_of_tables, served_figures, write_served
 from validation.kernels import measured_kernel_errors

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, Teller
+from forerun.document import json_text
 from forerun.errors import ForerunError
-from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.scenario import Scenario
 

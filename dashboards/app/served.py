@@ -11,8 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dashboards.replay_report import kind_of
-from dashboards.result_figures import KERNELS
+from dashboards.replay_report import KERNELS, kind_of
 from forerun.errors import ForerunError
 from simulator.running.metrics.run_folder import RunFolder, load_run
 from simulator.running.scenario import LOG_SUFFIXES

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, VERMILLION, add_line, captioned, method_line
+from dashboards.theme import COLOURS, GREY, VERMILLION, add_line, captioned, method_line, text_bars
 from forerun.arrays import FloatArray
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from traces import RequestTable
@@ -191,6 +191,14 @@ def hours_figure(data: HoursData) -> go.Figure:
     month = [f", ${usd * HOURS_PER_MONTH:,.0f} a month" for usd in data.costs] or ["", ""]
     caption = f"bars: autoscaled{month[0]}; dashed: {data.fixed} fixed{month[1]}"
     return captioned(figure, "Traffic and replicas by the hour", caption, "predicted", 460)
+
+
+def hours_text(data: HoursData) -> str:
+    rows = [
+        (hour["clock"] or f"{hour['start_s'] / 3600:.3g} h", hour["replicas"], str(hour["replicas"]))
+        for hour in data.hours
+    ]
+    return f"replicas by the hour; fixed: {data.fixed}\n" + text_bars(rows)
 
 
 def load_figure(data: LoadData) -> go.Figure:

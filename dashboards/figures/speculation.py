@@ -234,3 +234,10 @@ def adaptive_figure(data: AdaptiveData) -> go.Figure:
     y = {"title": "output tokens per second", "rangemode": "tozero"}
     caption = f"{len(data.loads)} loads, the same requests"
     return captioned(figure, "Adaptive verification or fixed K", caption, data.basis, 420, x, y)
+
+
+def adaptive_text(data: AdaptiveData) -> str:
+    """Throughput at each load, of the best fixed K and of adaptive verification."""
+    lines = [f"{data.axis:>16} | {'best fixed K':>12} {'adaptive':>12}"]
+    rows = zip(data.loads, data.fixed, data.adaptive, strict=True)
+    return "\n".join(lines + [f"{load:>16,} | {fixed:>12,.0f} {adaptive:>12,.0f}" for load, fixed, adaptive in rows])

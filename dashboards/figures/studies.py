@@ -28,6 +28,7 @@ from dashboards.theme import (
     add_points,
     captioned,
     range_with_intervals,
+    text_intervals,
     whiskers,
 )
 from forerun.document import read_document
@@ -156,6 +157,21 @@ def forest_figure(data: ForestData) -> go.Figure:
     return captioned(figure, "Speedup over the baseline", caption, data.basis, height, x, y, **look)
 
 
+def forest_text(data: ForestData) -> str:
+    """Speedups with their intervals."""
+    several = len({row.variant for row in data.rows}) > 1
+    rows = [
+        (
+            f"{row.variant}: {metric_words(row.metric)}" if several else metric_words(row.metric),
+            row.low,
+            row.ratio,
+            row.high,
+        )
+        for row in data.rows
+    ]
+    return f"speedup over {data.baseline}, | = 1\n" + text_intervals(rows, 1.0)
+
+
 class BarsData(NamedTuple):
     """Values by name, each of which is within a limit or not."""
 
@@ -199,6 +215,12 @@ def bars_figure(data: BarsData) -> go.Figure:
     return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(names), data.unit, REVERSED)
 
 
+def bars_text(data: BarsData) -> str:
+    width = max((len(name) for name, *_ in data.bars), default=0)
+    lines = [f"{name:<{width}}  {value:8.2f}{'' if good else '  !'}" for name, value, good in data.bars]
+    return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
+
+
 def tornado_data(document: dict[str, Any]) -> TornadoData | None:
     """The swings of the variant that the conclusion names; None where nothing moves."""
     data = read_document(CompareDocument, document)
@@ -236,6 +258,14 @@ def tornado_figure(data: TornadoData) -> go.Figure:
         figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     axes, look = (f"speedup of {data.variant}", REVERSED), {"barmode": "overlay", "hovermode": "closest"}
     return captioned(figure, "What the answer rests on", CAPTION, data.basis, 200 + 50 * len(labels), *axes, **look)
+
+
+def tornado_text(data: TornadoData) -> str:
+    """Speedup over the range of each assumed parameter."""
+    rows = [
+        (row.parameter, min(row.at_low, row.at_high), data.ratio, max(row.at_low, row.at_high)) for row in data.rows
+    ]
+    return f"{data.variant}: speedup over the range of each assumed parameter\n" + text_intervals(rows, data.ratio)
 
 
 def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
@@ -287,6 +317,18 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     axes = (x | {"dtick": "D2" if decades else None}, y)
     legend: dict[str, Any] = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
+
+
+def load_curve_text(data: LoadCurveData) -> str:
+    """Speedup of each variant by load."""
+    parts = []
+    for name, loads, ratios, lows, highs in data.curves:
+        rows = [
+            (load_words(data.path, load), low, ratio, high)
+            for load, low, ratio, high in zip(loads, lows, ratios, highs, strict=True)
+        ]
+        parts.append(f"{name}: speedup over load, | = 1\n" + text_intervals(rows, 1.0))
+    return "\n\n".join(parts)
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -412,6 +454,20 @@ def pareto_figure(data: ParetoData) -> go.Figure:
     return captioned(figure, title, caption, data.basis, 500, *axes, **look)
 
 
+def pareto_text(data: ParetoData) -> str:
+    """The two figures of every layout at the highest load simulated that meets the SLO, else at its highest."""
+    last = {p.layout: p for p in data.points} | {p.layout: p for p in data.points if p.meets}
+    heads = [AXIS_WORDS[name] for name in (data.y, data.x)]
+    width = max(map(len, last))
+    lines = [f"{'':<{width}}  {'req/s':>8}  {heads[0]:>{len(heads[0])}}  {heads[1]}"]
+    for name, p in last.items():
+        values = "  ".join(f"{value:{len(head)}.3f}" for head, value in zip(heads, (p.y, p.x), strict=True))
+        lines.append(f"{name:<{width}}  {p.request_rate:8.3g}  {values}{'' if p.meets else '  misses the SLO'}")
+    return "\n".join(lines)
+
+
+TEXT_ROWS = 20
+"""Points of a sweep in text."""
 MOST_FIELDS = 6
 """Fields that get a panel of their own; those that move the metric most come first."""
 
@@ -502,6 +558,13 @@ def sweep_figure(data: SweepData) -> go.Figure:
     return captioned(figure, "Points by field", caption, data.basis, 170 + 280 * max(1, count))
 
 
+def points_text(data: SweepData) -> str:
+    """The best points of a sweep."""
+    best_first = sorted(data.points, key=lambda row: -row[1] if HIGHER_IS_BETTER[data.metric] else row[1])
+    rows = [(name, None, value, None) for name, value in best_first[:TEXT_ROWS]]
+    return f"{metric_words(data.metric)}, best first, | = 0\n" + text_intervals(rows, 0.0)
+
+
 def _explained(panel: SweepPanel) -> float:
     """Share of the metric's variance that lies between equal values of the field (or ten equal ranges of numbers)."""
     overall = sum(panel.metric) / len(panel.metric)
@@ -577,6 +640,15 @@ def tuning_figure(data: TuningData) -> go.Figure:
     return captioned(figure, "What to draft", caption, data.basis, height, *axes)
 
 
+def tuning_text(data: TuningData) -> str:
+    """What to draft as a grid of text, contexts down and batches across."""
+    lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in data.batches)]
+    for context, drafts, speedups in zip(data.cells, data.drafts, data.speedup, strict=True):
+        words = [f"{draft} {speedup:.2f}" for draft, speedup in zip(drafts, speedups, strict=True)]
+        lines.append(f"{context:>9,} | " + " ".join(f"{text:>10}" for text in words))
+    return "\n".join(lines)
+
+
 class DraftingData(NamedTuple):
     """Tokens per second by draft tokens on one machine, a line for each confidence threshold (or number of streams)."""
 
@@ -614,3 +686,10 @@ def drafting_figure(data: DraftingData) -> go.Figure:
         figure.add_trace(go.Scatter(x=tokens, y=rates, name=name, mode="lines+markers", error_y=spread))
     axes = ({"title": "longest draft (n-max)", "dtick": 1}, {"title": "tokens per second", "rangemode": "tozero"})
     return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420, *axes)
+
+
+def drafting_text(data: DraftingData) -> str:
+    return "\n".join(
+        f"{name}: " + ", ".join(f"{row['num_speculative_tokens']}: {row['tokens_per_s']:.1f}" for row in rows)
+        for name, rows in data.lines.items()
+    )

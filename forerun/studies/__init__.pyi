@@ -1,7 +1,7 @@
 from dashboards import theme as theme
-from dashboards.figures.text import text_bars as text_bars
-from dashboards.figures.text import text_intervals as text_intervals
-from dashboards.result_figures import ResultFigure as ResultFigure
+from dashboards.theme import ResultFigure as ResultFigure
+from dashboards.theme import text_bars as text_bars
+from dashboards.theme import text_intervals as text_intervals
 from forerun.errors import ArgumentError as ArgumentError
 from forerun.errors import did_you_mean as did_you_mean
 from forerun.result import StudyResult as StudyResult

@@ -115,7 +115,7 @@ def console() -> Console:
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
     """Write ``document`` where ``--json`` says; print ``human``, or what it returns, unless stdout is taken by JSON."""
-    from simulator.running.metrics.document import json_text
+    from forerun.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 
     if json_file == STDOUT:

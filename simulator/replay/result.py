@@ -13,6 +13,7 @@ class Replay(Result):
     """Predictions beside measurements. A subclass says ``document`` and ``tables()``."""
 
     kind = "replay"
+    report = "dashboards.replay_report"
 
     @property
     def title(self) -> str:

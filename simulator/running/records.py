@@ -106,6 +106,7 @@ class RunRecords(Result):
     """Records of a finished run."""
 
     kind = "run"
+    report = "dashboards.report"
 
     scenario: Scenario
     seed: int

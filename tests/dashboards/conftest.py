@@ -130,8 +130,8 @@ def comparison():
     curves = {**along, "requested": False, "curves": [{"variant": "b", "points": points}]}
     crossover = {**along, **crossing, "all": [crossing]}
     words = {"conclusion": "b wins | by <a lot>", "notes": ["a remark"], "scenario": SCENARIO, "seed": 3}
-    found = {"crossover": crossover, "load_curves": curves, "sensitivity": swings}
-    return made_comparison(variants, "mean_e2el_ms", **found, **words)
+    optional = {"crossover": crossover, "load_curves": curves, "sensitivity": swings}
+    return made_comparison(variants, "mean_e2el_ms", **optional, **words)
 
 
 LLAMA_CPP: dict[str, Any] = {

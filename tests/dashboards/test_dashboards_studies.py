@@ -5,10 +5,8 @@ from plain_scenario import plain_scenario
 
 import forerun as fr
 from dashboards.figures import studies
-from dashboards.figures.text import text_intervals
-from dashboards.result_figures import drawn_figures
-from dashboards.study_report import study_html, study_markdown
-from dashboards.theme import range_with_intervals
+from dashboards.study_report import figure_data, study_html, study_markdown
+from dashboards.theme import range_with_intervals, text_intervals
 from simulator.studies.compare.document import CompareResult
 from simulator.studies.sweep.study import SweepResult
 
@@ -120,7 +118,7 @@ def test_report_holds_all_that_a_reviewer_needs(comparison):
     assert "b wins | by &lt;a lot&gt;" in page
     assert "<a lot>" not in page
     assert "| 1.200 1.100..1.300 |" in text
-    assert list(drawn_figures("compare", comparison)) == ["speedup", "load", "tornado"]
+    assert list(figure_data(result)) == ["speedup", "load", "tornado"]
 
 
 def test_text_figure_puts_values_where_they_belong():

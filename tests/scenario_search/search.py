@@ -295,8 +295,8 @@ def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tupl
     """Run a scenario as it is, without step records as its own document reads back, and interpreted."""
     from golden.golden import differences
 
+    from forerun.document import json_text
     from simulator.running.metrics import run_document
-    from simulator.running.metrics.document import json_text
     from simulator.running.run import simulate
     from simulator.running.scenario import scenario_from
     from simulator.workload import generate_requests

@@ -1,8 +1,7 @@
-"""The JSON document of one simulated run, and how any document is written without NaN."""
+"""The JSON document of one simulated run."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +89,3 @@ def scenario_document(scenario: Any) -> dict[str, Any]:
         if replaced_scheduler(engine) is not None:
             written["engine"].pop("scheduler", None)
     return data
-
-
-def json_text(document: Any) -> str:
-    """``document`` as indented JSON text with a final newline, free of NaN and Infinity."""
-    text = json.dumps(plain_json(document), indent=2, allow_nan=False, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a file name that is no UTF-8 stands in it
-        text = json.dumps(json.loads(text), indent=2)
-    return text + "\n"

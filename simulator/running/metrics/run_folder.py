@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray
-from forerun.document import plain_json
+from forerun.document import json_text, plain_json
 from forerun.errors import ForerunError
-from simulator.running.metrics.document import json_text
 from simulator.running.metrics.files import StagedFiles, locked_folder
 from simulator.running.metrics.summary import request_latencies_ms
 from simulator.running.metrics.timeline import thinning_remarks, write_timeline
