@@ -281,37 +281,37 @@ class StepTimer:
     like: StepTimer | None = None
     """Timer of the same kernels whose host costs or largest steps may differ; its tables are reused as far as they
     go."""
-    tracked_windows: tuple[int | None, ...] = field(init=False)
-    _most: int = field(init=False)
+    tracked_windows: tuple[int | None, ...] = field(init=False, compare=False)
+    _most: int = field(init=False, compare=False)
     """Largest number of tokens that a step computes, the padding of its prompts included."""
-    tracked_longest: int = field(init=False)
+    tracked_longest: int = field(init=False, compare=False)
     """How many of the longest decoding sequences a step's time depends on."""
-    _homes: tuple[Deployment, ...] = field(init=False)
+    _homes: tuple[Deployment, ...] = field(init=False, compare=False)
     """The model's layers by the chip that runs them."""
-    _mixing: list[MixingPrices] = field(init=False)
+    _mixing: list[MixingPrices] = field(init=False, compare=False)
     """Prices of each kind of layer."""
-    _layers: dict[int, CostTable] = field(init=False)
+    _layers: dict[int, CostTable] = field(init=False, compare=False)
     """Costs of layers by tokens, for each number of consecutive tokens per sequence that experts process."""
-    _head: CostTable = field(init=False)
-    _experts: CostTable | None = field(init=False, default=None)
+    _head: CostTable = field(init=False, compare=False)
+    _experts: CostTable | None = field(init=False, compare=False, default=None)
     """Experts that attention groups share, by the tokens of all groups."""
-    _padded: ByCount = field(init=False)
+    _padded: ByCount = field(init=False, compare=False)
     """Tokens of all groups that the experts compute when the slowest group replays a graph, by that group's tokens."""
-    _routed: bool = field(init=False)
+    _routed: bool = field(init=False, compare=False)
     """True if expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
-    _overlap: DecodeOverlap | None = field(init=False, default=None)
-    _overlapped: dict[MixingPrices, DecodeTable] = field(init=False, default_factory=dict)
+    _overlap: DecodeOverlap | None = field(init=False, compare=False, default=None)
+    _overlapped: dict[MixingPrices, DecodeTable] = field(init=False, compare=False, default_factory=dict)
     """Exposed seconds of decode attention in steps without prompts, all layers of each kind."""
-    _plain: StepTimer | None = field(init=False, default=None)
+    _plain: StepTimer | None = field(init=False, compare=False, default=None)
     """The timer without overlap that this is a copy of."""
-    _eager: ByCount = field(init=False)
+    _eager: ByCount = field(init=False, compare=False)
     """True for counts of tokens whose steps run outside captured graphs."""
-    _decode_graphs: bool = field(init=False)
+    _decode_graphs: bool = field(init=False, compare=False)
     """True if steps with prompt chunks run outside captured graphs, whatever their size."""
-    _prompt_sizes: ByCount | None = field(init=False, default=None)
+    _prompt_sizes: ByCount | None = field(init=False, compare=False, default=None)
     """Tokens computed for a prompt, by its length, where they are computed one after the other."""
-    _by_sequence: StepTimer | None = field(init=False, default=None)
-    _floor_s: float = field(init=False)
+    _by_sequence: StepTimer | None = field(init=False, compare=False, default=None)
+    _floor_s: float = field(init=False, compare=False)
     """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
     captured step; an uncaptured step cannot beat it."""
 

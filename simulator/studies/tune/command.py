@@ -1,6 +1,7 @@
 """``forerun tune``, ``fr.tune`` and ``fr.tune_machine``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,12 +83,12 @@ def tune(
     flags_of = None if emit in documents.ARTEFACTS_OF_TUNE else emit
     engine = documents.engine_of(flags_of, base.scenario)
     tuning = find_drafts(base.scenario, axes["batch"], axes["context"], axes["tokens"], progress)
-    document = documents.tune_document(tuning, engine, seed, strict=flags_of is not None)
+    data = documents.tune_document(tuning, engine, seed, strict=flags_of is not None)
     if worth:
-        document |= documents.worth_section(tuning, document["conclusion"])
+        data = documents.with_worth(tuning, data)
     if emit is not None and flags_of is None:
-        document["artefact"] = documents.tuned_artefact(emit, base.scenario, document)
-    return documents.TuneResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
+        data = replace(data, artefact=documents.tuned_artefact(emit, base.scenario, data))
+    return documents.TuneResult(data, files={"scenario.yaml": yaml_text(data.scenario)})
 
 
 def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:

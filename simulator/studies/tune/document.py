@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from forerun.arrays import FloatArray
+from forerun.document import LEFT_OUT, DocumentPart, StudyDocument, plain_json
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
-from forerun.result import StudyResult, Summary
+from forerun.result import Data, StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, number, pairs
 from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
@@ -25,11 +27,11 @@ from simulator.speculation.speculation_config import TABLE_NAME_IN_VLLM, Specula
 from simulator.studies.artefacts import ARTEFACTS, artefact, vllm_schedule
 from simulator.studies.compare.crossover import REQUEST_RATE, scenario_load
 from simulator.studies.engine_flags import ENGINES, drafter_name, engine_name, sglang_counts
-from simulator.studies.frame import study_document
+from simulator.studies.frame import study_header
 from simulator.studies.tune.choices import DraftChoice
 from simulator.studies.tune.launched import Launched, TunedLoad, launched
 from simulator.studies.tune.tuning import BreakEven, GridCell, Tuning, fewest_nearly_best
-from simulator.studies.tune.worth import draft_worth
+from simulator.studies.tune.worth import DraftWorth, draft_worth
 
 OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
 """An option of a command, or a key of vLLM's speculative config."""
@@ -170,23 +172,139 @@ def surely_pays(tuning: Tuning) -> bool:
     return any(cell.sure for cell in tuning.mean)
 
 
-Document = dict[str, Any]
 SGLANG_REMARK = "SGLang: --speculative-adaptive moves the number of draft steps by what is accepted"
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
 ARTEFACTS_OF_TUNE = ("vllm-schedule", *(name for name in ARTEFACTS if name not in ENGINES))
 """What ``tune --emit`` writes beside the flags by batch of an engine."""
 
 
-def tuned_artefact(name: str, scenario: Scenario, document: Document) -> str:
+@dataclass(frozen=True, kw_only=True)
+class JudgedAt(DocumentPart):
+    """The batch and context at which a cell is judged."""
+
+    batch: int
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftGain(DocumentPart):
+    """Draft tokens and their speed-up of decoding, with its 90 % interval."""
+
+    num_speculative_tokens: int
+    speedup: float
+    low: float
+    high: float
+
+    @property
+    def words(self) -> str:
+        """The speed-up with its interval."""
+        return f"{self.speedup:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenLength(DocumentPart):
+    """Mean tokens per step from which drafting pays, with its interval; None where prompts alone take too long."""
+
+    acceptance_length: float | None
+    low: float | None
+    high: float | None
+
+    def words(self, joined: str) -> str:
+        """The length with its ends, such as ``1.20 (1.10 to 1.30)``."""
+        ends = ("never" if end is None else f"{end:.2f}" for end in (self.acceptance_length, self.low, self.high))
+        return f"{next(ends)} ({next(ends)}{joined}{next(ends)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedCell(DraftGain):
+    """What to draft in a range of batches and contexts."""
+
+    batch: list[int]
+    context: list[int]
+    draft: str
+    judged_at: JudgedAt
+    if_on: DraftGain
+    """The best way to draft, even where not to draft is better."""
+    fits_kv_cache: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRow(TunedCell):
+    """A cell of the table by batch and context."""
+
+    breaks_even_at: BreakEvenLength
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithFlags(DocumentPart):
+    """What the flags draft at a batch."""
+
+    draft: str
+    num_speculative_tokens: int
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanRow(TunedCell):
+    """A cell at the mean request's context."""
+
+    with_flags: WithFlags | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEvenRow(BreakEvenLength):
+    """Break-even at a batch of the mean request."""
+
+    batch: int
+    num_speculative_tokens: int
+    alpha: float | None
+    """Chance of acceptance, equal at every position, that gives the length; None where none can."""
+    expected_acceptance_length: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadThatPays(TunedLoad):
+    """The load up to which drafting pays, with its interval."""
+
+    context: int
+    pays: str
+    low: TunedLoad
+    high: TunedLoad
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneDocument(StudyDocument):
+    """The ``tune`` JSON."""
+
+    table: list[GridRow]
+    per_chip_bytes: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
+    at_mean_context: list[MeanRow]
+    at_every_batch: int
+    method: str
+    mean_request: dict[str, int]
+    choices: list[dict[str, Any]]
+    crossover: LoadThatPays
+    break_even: list[BreakEvenRow]
+    kv_tokens: int | None
+    engine: str
+    emit: str | None
+    emit_needs: list[dict[str, Any]]
+    speculative_config: dict[str, Any] | None
+    sglang_tokens: int | None
+    worth: list[DraftWorth] | None = field(default=None, metadata=LEFT_OUT)
+    artefact: str | None = field(default=None, metadata=LEFT_OUT)
+
+
+def tuned_artefact(name: str, scenario: Scenario, data: TuneDocument) -> str:
     """An artefact with the results of a tuning: all of them by batch and context, or one for every batch."""
     if name == "vllm-schedule":
-        return vllm_schedule(scenario, document["table"])
-    drafted = document["at_every_batch"]
+        return vllm_schedule(scenario, plain_json(data.table))
+    drafted = data.at_every_batch
     changes = {"speculation.num_speculative_tokens": drafted} if drafted else {"speculation": None}
     return artefact(name, scenario.with_values(changes))
 
 
-class TunedResult(StudyResult):
+class TunedResult(StudyResult[Data]):
     """What to draft. ``flags`` are the engine's."""
 
     kind = "tune"
@@ -204,105 +322,93 @@ class TunedResult(StudyResult):
         return flags
 
 
-class TuneResult(TunedResult):
+class TuneResult(TunedResult[TuneDocument]):
     """What to draft by batch and context; its data frame has a row for each cell."""
+
+    document_type = TuneDocument
 
     @property
     def title(self) -> str:
-        return f"Speculation tuned: {self.document['method']} on {self.model}"
+        return f"Speculation tuned: {self.data.method} on {self.model}"
 
     @property
     def summary(self) -> Summary:
-        best = max(self.document["at_mean_context"], key=lambda cell: cell["speedup"])
+        best = max(self.data.at_mean_context, key=lambda cell: cell.speedup)
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high")
-        return Summary(
-            {"batch": best["judged_at"]["batch"], **{key: best[key] for key in keys}, "flags": self.flags}
-            | {"answer": self.conclusion}
-        )
+        figures = {"batch": best.judged_at.batch, **{key: getattr(best, key) for key in keys}}
+        return Summary({**figures, "flags": self.flags, "answer": self.conclusion})
 
-    def records(self) -> list[Document]:
+    def records(self) -> list[dict[str, Any]]:
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high", "fits_kv_cache")
         return [
-            {"batch": cell["judged_at"]["batch"], "context": cell["judged_at"]["context"]}
-            | {key: cell[key] for key in keys}
-            | {f"if_on_{key}": value for key, value in cell["if_on"].items()}
-            for cell in self.document["table"]
+            {**vars(cell.judged_at), **{key: getattr(cell, key) for key in keys}}
+            | {f"if_on_{key}": value for key, value in vars(cell.if_on).items()}
+            for cell in self.data.table
         ]
 
     def tables(self) -> list[Table]:
-        tables = [_grid_table(self.document), _mean_table(self.document)]
-        flags = [[self.document["engine"], self.flags]] if self.flags else []
-        held = memory_rows(self.document.get("per_chip_bytes"))
-        tables += _worth_tables(self.document) if "worth" in self.document else []
+        tables = [_grid_table(self.data), _mean_table(self.data)]
+        flags = [[self.data.engine, self.flags]] if self.flags else []
+        held = memory_rows(self.data.per_chip_bytes)
+        tables += _worth_tables(self.data, self.data.worth) if self.data.worth else []
         tables += [pairs("Memory", held, name="memory")] if held else []
         return [*tables, *([Table("Flags", ("engine", "flags"), flags, name="flags")] if flags else ())]
 
 
-def _grid_table(document: Document) -> Table:
-    rows: dict[str, list[Value]] = {}
-    for cell in document["table"]:
-        words = f"{cell['draft']}{'' if cell['fits_kv_cache'] else '*'}"
-        tone: Tone = "faint" if cell["draft"] == "off" else ""
-        cell_if_on = Cell(words, aside=_interval(cell["if_on"]), tone=tone, value=cell["if_on"]["speedup"])
-        rows.setdefault(_judged(cell, "batch"), []).append(cell_if_on)
-    contexts = dict.fromkeys(_judged(cell, "context") for cell in document["table"])
-    columns = ["batch", *(f"context {context}" for context in contexts)]
-    lines = [[batch, *cells] for batch, cells in rows.items()]
-    return Table("Draft tokens and speed-up of decoding (90 % interval)", columns, lines, name="drafts")
+def _by_context(cells: Sequence[GridRow], title: str, name: str, cell_of: Callable[[GridRow], Value]) -> Table:
+    """A table with a row for each batch and a column for each context."""
+    rows: dict[int, list[Value]] = {}
+    for cell in cells:
+        rows.setdefault(cell.judged_at.batch, []).append(cell_of(cell))
+    contexts = dict.fromkeys(cell.judged_at.context for cell in cells)
+    columns = ["batch", *(f"context {context:,}" for context in contexts)]
+    return Table(title, columns, [[f"{batch:,}", *of_batch] for batch, of_batch in rows.items()], name=name)
 
 
-def _mean_table(document: Document) -> Table:
+def _grid_table(data: TuneDocument) -> Table:
+    def drafted(cell: GridRow) -> Value:
+        words, tone = f"{cell.draft}{'' if cell.fits_kv_cache else '*'}", "faint" if cell.draft == "off" else ""
+        return Cell(words, aside=cell.if_on.words, tone=cast(Tone, tone), value=cell.if_on.speedup)
+
+    return _by_context(data.table, "Draft tokens and speed-up of decoding (90 % interval)", "drafts", drafted)
+
+
+def _mean_table(data: TuneDocument) -> Table:
     """Table at the mean request's context: the best choice and the break-even acceptance length per batch."""
     rows: list[list[Value]] = [
         [
-            _judged(cell, "batch"),
-            cell["draft"],
-            _interval(cell["if_on"]),
-            None if (launched := cell["with_flags"]) is None else f"{launched['draft']} {launched['speedup']:.2f}",
-            "{} ({} to {})".format(*("never" if (end := even[key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)),
-            None if even["alpha"] is None else f"{even['alpha']:.2f}",
-            f"{even['expected_acceptance_length']:.2f}",
+            f"{cell.judged_at.batch:,}",
+            cell.draft,
+            cell.if_on.words,
+            None if (launched := cell.with_flags) is None else f"{launched.draft} {launched.speedup:.2f}",
+            even.words(" to "),
+            None if even.alpha is None else f"{even.alpha:.2f}",
+            f"{even.expected_acceptance_length:.2f}",
         ]
-        for cell, even in zip(document["at_mean_context"], document["break_even"], strict=True)
+        for cell, even in zip(data.at_mean_context, data.break_even, strict=True)
     ]
     columns = ("batch", "draft", "speed-up if on", "with the flags", "breaks even at", "break-even alpha", "expected")
-    context = document["crossover"]["context"]
-    title = f"At the mean context of {context:,} tokens: speed-up and acceptance length"
+    title = f"At the mean context of {data.crossover.context:,} tokens: speed-up and acceptance length"
     return Table(title, columns, rows, name="break even")
 
 
-def _worth_tables(document: Document) -> list[Table]:
+def _worth_tables(data: TuneDocument, worths: Sequence[DraftWorth]) -> list[Table]:
     """What improvements are worth by batch, and the acceptance length that pays by batch and context."""
-    batches = list(dict.fromkeys(one["batch"] for one in document["worth"]))
     lines: dict[str, list[Value]] = {}
-    for one in document["worth"]:
-        gain, low, high = (100 * (one[key] - 1) for key in ("gain", "low", "high"))
-        usd = "" if one["usd_per_month"] is None else f"${one['usd_per_month']:,.0f}"
-        cell = Cell(f"{gain:.1f} % ({low:.1f}-{high:.1f})", aside=usd, value=one["gain"] - 1)
-        lines.setdefault(one["improvement"], []).append(cell)
-    rows = [[name, *cells] for name, cells in lines.items()]
-    priced = any(one["usd_per_month"] is not None for one in document["worth"])
+    for one in worths:
+        gain, low, high = (100 * (value - 1) for value in (one.gain, one.low, one.high))
+        usd = "" if one.usd_per_month is None else f"${one.usd_per_month:,.0f}"
+        cell = Cell(f"{gain:.1f} % ({low:.1f}-{high:.1f})", aside=usd, value=one.gain - 1)
+        lines.setdefault(one.improvement, []).append(cell)
+    priced = any(one.usd_per_month is not None for one in worths)
     title = f"What a better drafter is worth: tokens per second{', and dollars a month per busy replica' * priced}"
-    worth = Table(title, ("improvement", *(f"batch {batch}" for batch in batches)), rows, name="worth")
-    pays: dict[str, list[Value]] = {}
-    for cell in document["table"]:
-        ends = ("never" if (end := cell["breaks_even_at"][key]) is None else f"{end:.2f}" for key in LENGTH_ENDS)
-        pays.setdefault(_judged(cell, "batch"), []).append("{} ({}-{})".format(*ends))
-    contexts = dict.fromkeys(_judged(cell, "context") for cell in document["table"])
-    columns = ("batch", *(f"context {context}" for context in contexts))
+    columns = ("improvement", *(f"batch {batch}" for batch in dict.fromkeys(one.batch for one in worths)))
+    worth = Table(title, columns, [[name, *cells] for name, cells in lines.items()], name="worth")
     title = "Smallest acceptance length that pays, with the K of the table above (90 % interval)"
-    return [worth, Table(title, columns, [[batch, *cells] for batch, cells in pays.items()], name="pays")]
+    return [worth, _by_context(data.table, title, "pays", lambda cell: cell.breaks_even_at.words("-"))]
 
 
-def _interval(cell: Document) -> str:
-    return f"{cell['speedup']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
-
-
-def _judged(cell: Document, axis: str) -> str:
-    return f"{cell['judged_at'][axis]:,}"
-
-
-def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> Document:
+def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> TuneDocument:
     """The contract's ``tune`` JSON."""
     notes = list(tuning.notes)
     emitted: str | None = None
@@ -351,21 +457,21 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
     if beyond is not None:
         notes.append(beyond)
     borrowed = borrowed_acceptance(speculation, tuning.scenario.model)
-    unknown = [None] * len(tuning.mean)
-    body = {
-        "table": [
-            cell_document(cell) | {"breaks_even_at": _ends_of(even)}
+    with_flags: Sequence[WithFlags | None] = _launched(tuning, scheduled) if emitted else [None] * len(tuning.mean)
+    return TuneDocument(
+        table=[
+            GridRow(**_cell_fields(cell), breaks_even_at=BreakEvenLength(**_ends_of(even)))
             for cell, even in zip(tuning.cells, tuning.break_even, strict=False)
         ],
         **split_section(tuning.memory),
-        "at_mean_context": [
-            cell_document(cell) | {"with_flags": launched}
-            for cell, launched in zip(tuning.mean, _launched(tuning, scheduled) if emitted else unknown, strict=True)
+        at_mean_context=[
+            MeanRow(**_cell_fields(cell), with_flags=flags_of)
+            for cell, flags_of in zip(tuning.mean, with_flags, strict=True)
         ],
-        "at_every_batch": _tokens(one_choice(tuning)),
-        "method": speculation.method,
-        "mean_request": {"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
-        "choices": [
+        at_every_batch=_tokens(one_choice(tuning)),
+        method=speculation.method,
+        mean_request={"input_tokens": tuning.prompt_tokens, "output_tokens": tuning.output_tokens},
+        choices=[
             {
                 "name": choice.name,
                 "num_speculative_tokens": choice.tokens,
@@ -373,30 +479,30 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
             }
             for choice in tuning.choices
         ],
-        "crossover": {
-            "context": tuning.mean_context,
-            "pays": "never" if load is None else load.pays,
-            **_load_document(None if load is None else load.crossover),
-            "low": _load_document(None if load is None else load.low),
-            "high": _load_document(None if load is None else load.high),
-        },
-        "break_even": [_break_even_document(one) for one in tuning.break_even[len(tuning.cells) :]],
-        "kv_tokens": tuning.kv_tokens,
-        "engine": engine,
-        "emit": emitted,
-        "emit_needs": _releases(engine, speculation, emitted or ""),
-        "speculative_config": vllm_config(tuning) if engine == "vllm" and emitted else None,
-        "sglang_tokens": _tokens(one_choice(tuning)) if engine == "sglang" else None,
-        "conclusion": tune_sentence(tuning)
+        crossover=LoadThatPays(
+            context=tuning.mean_context,
+            pays="never" if load is None else load.pays,
+            **vars(_shown(None if load is None else load.crossover)),
+            low=_shown(None if load is None else load.low),
+            high=_shown(None if load is None else load.high),
+        ),
+        break_even=[_break_even_row(one) for one in tuning.break_even[len(tuning.cells) :]],
+        kv_tokens=tuning.kv_tokens,
+        engine=engine,
+        emit=emitted,
+        emit_needs=_releases(engine, speculation, emitted or ""),
+        speculative_config=vllm_config(tuning) if engine == "vllm" and emitted else None,
+        sglang_tokens=_tokens(one_choice(tuning)) if engine == "sglang" else None,
+        conclusion=tune_sentence(tuning)
         + ("" if load is None else _load_sentence(tuning, load, scheduled, bool(emitted)))
         + _host_sentence(tuning)
         + (f" {borrowed[0].upper()}{borrowed[1:]}." if borrowed else ""),
-    }
-    return study_document(body, tuning.scenario, seed, tuning.basis, notes)
+        **study_header(tuning.scenario, seed, tuning.basis, notes),
+    )
 
 
-def cell_document(cell: GridCell) -> Document:
-    """One row of the table; ``if_on`` is the best way to draft even where not to draft is better."""
+def _cell_fields(cell: GridCell) -> dict[str, Any]:
+    """Fields of one row of a table."""
     ends = {"speedup": cell.best_speedup, "low": cell.best_low, "high": cell.best_high}
     return {
         "batch": list(cell.batch),
@@ -404,19 +510,19 @@ def cell_document(cell: GridCell) -> Document:
         "num_speculative_tokens": _tokens(cell.choice),
         "draft": _name(cell.choice),
         **(dict.fromkeys(ends, 1.0) if cell.choice is None else ends),
-        "judged_at": {"batch": cell.at_batch, "context": cell.at_context},
-        "if_on": {"num_speculative_tokens": cell.best.tokens, **ends},
+        "judged_at": JudgedAt(batch=cell.at_batch, context=cell.at_context),
+        "if_on": DraftGain(num_speculative_tokens=cell.best.tokens, **ends),
         "fits_kv_cache": cell.fits,
     }
 
 
-def _launched(tuning: Tuning, scheduled: bool) -> list[Document | None]:
+def _launched(tuning: Tuning, scheduled: bool) -> list[WithFlags]:
     """What the flags draft at each batch of the mean request, and its speed-up."""
     one = one_choice(tuning)
     choices = [cell.choice if scheduled else one for cell in tuning.mean]
     speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
     return [
-        {"draft": _name(choice), "num_speculative_tokens": _tokens(choice), "speedup": float(speedup)}
+        WithFlags(draft=_name(choice), num_speculative_tokens=_tokens(choice), speedup=float(speedup))
         for choice, speedup in zip(choices, speedups, strict=True)
     ]
 
@@ -511,7 +617,7 @@ def tune_sentence(tuning: Tuning) -> str:
     )
 
 
-def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[Document]:
+def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[dict[str, Any]]:
     """Releases from which the engine knows what is emitted: the method's name, and each option."""
     words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
     name = engine_name(engine, speculation)
@@ -528,17 +634,17 @@ def _tokens(choice: DraftChoice | None) -> int:
     return 0 if choice is None else choice.tokens
 
 
-def _load_document(load: TunedLoad | None) -> Document:
-    return {"batch": (load and load.batch) or None, "request_rate": load and load.request_rate}
+def _shown(load: TunedLoad | None) -> TunedLoad:
+    return TunedLoad(None, None) if load is None else TunedLoad(load.batch or None, load.request_rate)
 
 
-def _ends_of(one: BreakEven) -> Document:
+def _ends_of(one: BreakEven) -> dict[str, float | None]:
     """A break-even length with its interval; None where prompts alone take too long."""
     return {key: value if isfinite(value := getattr(one, key)) else None for key in LENGTH_ENDS}
 
 
-def worth_section(tuning: Tuning, conclusion: str) -> Document:
-    """What a better drafter is worth, and the conclusion with the sentence that says it."""
+def with_worth(tuning: Tuning, data: TuneDocument) -> TuneDocument:
+    """The document with what a better drafter is worth, also in its conclusion."""
     worths = draft_worth(tuning)
     best = max(worths, key=lambda one: one.gain)
     usd = "" if best.usd_per_month is None else f", ${best.usd_per_month:,.0f} a month per busy replica"
@@ -546,20 +652,16 @@ def worth_section(tuning: Tuning, conclusion: str) -> Document:
         f"Of the drafter's improvements most is gained by {best.improvement} at batch {best.batch}: "
         f"{100 * (best.gain - 1):.1f} % ({100 * (best.low - 1):.1f} to {100 * (best.high - 1):.1f}){usd}."
     )
-    return {"worth": [one._asdict() for one in worths], "conclusion": f"{conclusion} {sentence}"}
+    return replace(data, worth=worths, conclusion=f"{data.conclusion} {sentence}")
 
 
-def _break_even_document(one: BreakEven) -> Document:
-    """``alpha`` is the chance, alike at every position of the chain, that gives the length; None where none can.
-
-    Lengths are None where prompts alone take longer than without drafting: no acceptance makes up for that.
-    """
+def _break_even_row(one: BreakEven) -> BreakEvenRow:
     depth = len(one.choice.survival)
     possible = one.choice.tokens == depth and one.acceptance_length <= depth + 1
-    return {
-        "batch": one.batch,
-        "num_speculative_tokens": one.choice.tokens,
+    return BreakEvenRow(
+        batch=one.batch,
+        num_speculative_tokens=one.choice.tokens,
         **_ends_of(one),
-        "alpha": iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
-        "expected_acceptance_length": one.expected_length,
-    }
+        alpha=iid_alpha(max(1.0, one.acceptance_length), depth) if possible else None,
+        expected_acceptance_length=one.expected_length,
+    )

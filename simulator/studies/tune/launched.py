@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.document import DocumentPart
 from forerun.errors import ForerunError
 from forerun.workers import Workers
 from simulator.running.drafting import method_overhead
@@ -38,8 +39,8 @@ AROUND = (0.85, 1.15)
 PLAIN, DRAFTING = "plain", "flags"
 
 
-@dataclass(frozen=True, slots=True)
-class TunedLoad:
+@dataclass(frozen=True)
+class TunedLoad(DocumentPart):
     """A batch of the mean request, and requests per second of one replica; None: not reached."""
 
     batch: float | None

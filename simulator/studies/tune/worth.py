@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.arrays import FloatArray
+from forerun.document import DocumentPart
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.assumed import ACCEPTANCE_FACTORS
 from simulator.studies.tune.choices import DraftChoice
@@ -20,7 +21,8 @@ RETRAINED = 1.05
 HALF = 0.5
 
 
-class DraftWorth(NamedTuple):
+@dataclass(frozen=True)
+class DraftWorth(DocumentPart):
     """What one improvement of the drafter is worth at one batch of the mean request."""
 
     improvement: str
