@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from dashboards.figures.attention import atlas_data, atlas_figure, region_words
 from dashboards.page import bullets, card, figure_cards, footer, header, page_html
+from forerun.document import Json
 
 
 class Finding(NamedTuple):
@@ -33,14 +34,14 @@ def attention_report_html(title: str, lead: str, findings: Mapping[str, Finding]
     return page_html(title, sections, figures)
 
 
-def atlas_html(cases: Sequence[Mapping[str, Any]]) -> str:
+def atlas_html(cases: Sequence[Json]) -> str:
     """The page of ``examples/alspec_atlas.py``: a map per number of chips, lambda, S and drafter, for one sequence.
 
     Args:
         cases: ``chip``, ``model``, ``chips``, ``lambda``, ``window_tokens``, ``speculation``, and ``gains`` by batch
             and context or the reason why it is ``refused``.
     """
-    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    kinds: dict[tuple[Any, ...], list[Json]] = {}
     for case in cases:
         if "gains" in case:
             key = (case["chips"], case["lambda"], case["window_tokens"], case["speculation"])

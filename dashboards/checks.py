@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
 from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
-from forerun.document import json_text
+from forerun.document import Json, json_text
 from forerun.tables import Table
 from forerun.version import VERSION
 from simulator.running.metrics.files import StagedFiles
@@ -43,7 +42,7 @@ def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
     write_check(folder, "errors.json", errors_document(rows, VERSION), page)
 
 
-def write_check(folder: Path, name: str, document: Mapping[str, Any], page: str) -> None:
+def write_check(folder: Path, name: str, document: Json, page: str) -> None:
     """Write the document and its page into ``folder``, both or neither."""
     with StagedFiles(folder) as staged:
         staged.add_text(name, json_text(document))

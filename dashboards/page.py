@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 
 from dashboards.theme import BASIS_WORDS, dark_template, light_template
+from forerun.document import Json
 from forerun.tables import LONG_WORDS, Table, term_html
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
@@ -174,7 +175,7 @@ def in_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def scenario_yaml(scenario: Mapping[str, Any]) -> str:
+def scenario_yaml(scenario: Json) -> str:
     import yaml
 
     return yaml.safe_dump(dict(scenario), sort_keys=False, default_flow_style=None, width=100)

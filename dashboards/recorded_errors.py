@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.tables import Cell, Table, Value
 from simulator.studies.paired import metric_words
@@ -60,7 +60,7 @@ class ErrorRow:
         return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
 
 
-def errors_document(rows: Iterable[ErrorRow], version: str) -> dict[str, Any]:
+def errors_document(rows: Iterable[ErrorRow], version: str) -> Json:
     """The JSON of errors, which the given version of Forerun computed."""
     return {"version": version, "errors": [asdict(row) for row in rows]}
 

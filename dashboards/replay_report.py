@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 
 from dashboards import page
 from dashboards.figures import replays
 from dashboards.page import Tile
-from dashboards.theme import ResultFigure, with_data
-from forerun.document import json_text
+from dashboards.theme import FigureData, ResultFigure, with_data
+from forerun.document import Json, json_text
 from forerun.tables import Table, number
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
@@ -27,7 +26,6 @@ from simulator.replay.replay_tables import (
 from simulator.replay.result import Replay
 from simulator.running.metrics.files import StagedFiles
 
-Document = dict[str, Any]
 REPLAY_FILE = "replay.json"
 KERNELS, RUNS, STEPS = "kernels", "benchmark results", "engine steps"
 """Kinds of replay."""
@@ -44,12 +42,12 @@ FIGURES: Mapping[str, Sequence[ResultFigure]] = {
 }
 
 
-def figure_data(result: Replay) -> dict[str, tuple[ResultFigure, Any]]:
+def figure_data(result: Replay) -> FigureData:
     """Figures of a replay, the main one first; none of a calibration."""
     return _figures(result.document, result) if result.kind == "replay" else {}
 
 
-def _figures(document: Document, report: Replay | None) -> dict[str, tuple[ResultFigure, Any]]:
+def _figures(document: Json, report: Replay | None) -> FigureData:
     kind = kind_of(document)
     return {} if kind is None else with_data(FIGURES[kind], report if kind == KERNELS else document)
 
@@ -59,14 +57,14 @@ def save(result: Replay, folder: Path) -> None:
     write_replay(folder, result.document, result)
 
 
-def write_replay(folder: Path, document: Document, report: Replay | None = None) -> None:
+def write_replay(folder: Path, document: Json, report: Replay | None = None) -> None:
     """Write ``replay.json`` and ``report.html`` into ``folder``, both or neither."""
     with StagedFiles(folder) as staged:
         staged.add_text(REPLAY_FILE, json_text(document))
         staged.add_text("report.html", replay_html(document, report))
 
 
-def kind_of(document: Document) -> str | None:
+def kind_of(document: Json) -> str | None:
     """Kind of replay, recognised by the fields of its document; None if it is none of the three."""
     if {"runs", "scores", "worst", "skipped", "basis"} <= document.keys():
         return RUNS
@@ -75,17 +73,17 @@ def kind_of(document: Document) -> str | None:
     return KERNELS if {"chip", "groups", "overall", "worst", "skipped", "basis"} <= document.keys() else None
 
 
-def replay_figures(document: Document, report: Replay | None = None) -> dict[str, go.Figure]:
+def replay_figures(document: Json, report: Replay | None = None) -> dict[str, go.Figure]:
     """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
     return {name: figure.draw(data) for name, (figure, data) in _figures(document, report).items()}
 
 
-def replay_tables(document: Document) -> list[Table]:
+def replay_tables(document: Json) -> list[Table]:
     tables = {KERNELS: kernel_replay_tables, RUNS: run_replay_tables, STEPS: step_replay_tables}
     return tables[kind_of(document) or KERNELS](document)
 
 
-def replay_tiles(document: Document) -> list[Tile]:
+def replay_tiles(document: Json) -> list[Tile]:
     """The errors that matter most."""
     if kind_of(document) == RUNS and len(document["runs"]) == 1:
         (run,) = document["runs"]
@@ -116,7 +114,7 @@ def replay_tiles(document: Document) -> list[Tile]:
     return tiles
 
 
-def replay_html(document: Document, report: Replay | None = None) -> str:
+def replay_html(document: Json, report: Replay | None = None) -> str:
     """The whole page as text."""
     figures = {f"figure-{name}": figure for name, figure in replay_figures(document, report).items()}
     plots = list(page.figure_cards(figures).values())
@@ -131,7 +129,7 @@ def replay_html(document: Document, report: Replay | None = None) -> str:
     return page.page_html(f"Replay of {kind_of(document)}", sections, figures)
 
 
-def _header(document: Document) -> str:
+def _header(document: Json) -> str:
     kind, held_out = kind_of(document), " held out from any fit" if document.get("split") else ""
     says = f"Measured {kind} beside predicted ones · {page.basis_words(document['basis'])}"
     if kind == KERNELS:
@@ -150,17 +148,17 @@ def _header(document: Document) -> str:
     return page.header(title, says, f"{len(document['runs']):,} runs{configurations}; mean absolute error: {errors}.")
 
 
-def _errors(document: Document) -> str:
+def _errors(document: Json) -> str:
     overall: Mapping[str, float] = document["overall"]
     return f"mean error {overall['mape']:.1f} %, median {overall['median_ape']:.1f} %, bias {overall['bias']:+.1f} %"
 
 
-def _single(run: Document, words: str, unit: str, metric: str) -> Tile:
+def _single(run: Json, words: str, unit: str, metric: str) -> Tile:
     """The error of one run, with its sign."""
     predicted, measured = (number(run[key][metric]) for key in ("predicted", "measured"))
     detail = f"predicted {predicted}, measured {measured} {unit}"
     return Tile(words, f"{run['error'][metric]:+.1f}", "%", detail)
 
 
-def _bias(group: Document, noun: str) -> str:
+def _bias(group: Json, noun: str) -> str:
     return f"bias {group['bias']:+.1f} %, {group['n']:,} {noun}"

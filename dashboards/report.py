@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dashboards import page
 from dashboards.figures import run as of_run
 from dashboards.page import Tile
-from dashboards.theme import ResultFigure, with_data
+from dashboards.theme import FigureData, ResultFigure, with_data
+from forerun.document import Json
 from forerun.tables import ABSENT, number, percent
 from simulator.running.metrics import main_bottleneck
 from simulator.running.metrics.conclusion import slo_words
@@ -29,7 +30,6 @@ from simulator.running.run import RunResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Document = dict[str, Any]
 REPORT_FILE = "report.html"
 FIGURES = (
     ResultFigure("bottleneck", of_run.bottleneck_data, of_run.bottleneck_figure),
@@ -39,7 +39,7 @@ FIGURES = (
 )
 
 
-def figure_data(result: RunResult) -> dict[str, tuple[ResultFigure, Any]]:
+def figure_data(result: RunResult) -> FigureData:
     """Figures of a run, the main one first."""
     return with_data(FIGURES, run_of_result(result))
 
@@ -99,7 +99,7 @@ def report_html(run: RunFolder) -> str:
     return page.page_html(run.name, sections, figures)
 
 
-def run_marks(document: Document) -> list[tuple[str, str]]:
+def run_marks(document: Json) -> list[tuple[str, str]]:
     """Basis, SLO verdict, failures, preemptions and the number of runs behind the numbers, as badges."""
     marks = [(f"basis: {document['basis']}", "")]
     slo = document.get("slo")
@@ -116,7 +116,7 @@ def run_marks(document: Document) -> list[tuple[str, str]]:
     return marks
 
 
-def run_tiles(document: Document) -> list[Tile]:
+def run_tiles(document: Json) -> list[Tile]:
     """The numbers of a run that matter most."""
     summary, kv, shares = document["summary"], document["kv_cache"], document["bottleneck"]
     bound = main_bottleneck(shares)

@@ -7,12 +7,11 @@ from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from dashboards import page
 from dashboards.figures import load, speculation, studies
-from dashboards.theme import ResultFigure, with_data
-from forerun.document import json_text
+from dashboards.theme import FigureData, ResultFigure, with_data
+from forerun.document import Json, json_text
 from forerun.result import Result, StudyResult
 from forerun.tables import Table, Value, cell_text, markdown_text, number
 from simulator.running.metrics.files import StagedFiles
@@ -23,8 +22,6 @@ from simulator.workload.workload_config import ARRIVING, rate_unit
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""
 ALTERNATIVES = 5
-Figures = Mapping[str, tuple[ResultFigure, Any]]
-"""Figures of a result by name, with their data."""
 FIGURES: Mapping[str, Sequence[ResultFigure]] = {
     "compare": (
         ResultFigure("speedup", studies.forest_data, studies.forest_figure, studies.forest_text),
@@ -50,7 +47,7 @@ FIGURES: Mapping[str, Sequence[ResultFigure]] = {
 """Figures of the studies by kind, the main one first."""
 
 
-def figure_data(result: Result) -> Figures:
+def figure_data(result: Result) -> FigureData:
     """Figures of a study, the main one first; none of any other result."""
     if not isinstance(result, StudyResult):
         return {}
@@ -149,7 +146,7 @@ def _sentence(text: str, heading: str = "") -> str:
     return f"<p>{escape(text[0].upper() + text[1:])}{'' if text[-1] in '.?' else '.'}</p>"
 
 
-def _alternatives(document: Mapping[str, Any]) -> Table:
+def _alternatives(document: Json) -> Table:
     """The answer and layouts after it, the next cheaper with why it fails, and the best of every chip tried."""
     cheaper = document["next_cheaper"] or {"layout": None}
     arriving = ARRIVING[rate_unit(document["scenario"]["workload"])]
@@ -174,15 +171,15 @@ OF_A_CHIP = ("meets", "not simulated", "misses", "pruned", "refused", "error")
 """Statuses of layouts, in the order in which one stands for its chip."""
 
 
-def by_chips(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def by_chips(document: Json) -> dict[str, list[Json]]:
     """Layouts of a plan by the chips that they run on."""
-    layouts: dict[str, list[dict[str, Any]]] = {}
+    layouts: dict[str, list[Json]] = {}
     for row in document["candidates"]:
         layouts.setdefault(chips_of(row, document), []).append(row)
     return layouts
 
 
-def chips_of(row: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def chips_of(row: Json, document: Json) -> str:
     """Chips of a layout: those that it sets, else the scenario's."""
     own = [str(value) for path, value in row["set"].items() if path.endswith("hardware.chip")]
     return ", ".join(own) or str(document["scenario"]["hardware"]["chip"])

@@ -147,7 +147,11 @@ LOAD_WORDS = {
     "workload.arrivals.rate_scale": "arrival rate over the trace's own",
 }
 """Titles of an axis of loads, by field."""
-Axis = str | Mapping[str, Any]
+Column = Any
+"""Values that Plotly draws: a sequence or an array of numbers, words or times."""
+Look = dict[str, Any]
+"""Settings of a part of a figure in Plotly's words."""
+Axis = str | Mapping[str, object]
 """Title of an axis, or its settings."""
 REVERSED = {"autorange": "reversed", "showgrid": False}
 """An axis of names, the first on top."""
@@ -161,7 +165,7 @@ def captioned(
     height: int,
     x: Axis = "",
     y: Axis = "",
-    **layout: Any,
+    **layout: object,
 ) -> go.Figure:
     """Give ``figure`` its title, a caption that ends with the basis, its height in pixels, axes and light template."""
     text = f"<b>{title}</b><br><span style='font-size:12px'>{caption} · basis: {basis}</span>"
@@ -173,21 +177,21 @@ def captioned(
 
 
 def add_line(
-    figure: go.Figure, x: Any, y: Any, name: str, colour: str, hover: str, width: float = 2.5, **more: Any
+    figure: go.Figure, x: Column, y: Column, name: str, colour: str, hover: str, width: float = 2.5, **more: object
 ) -> None:
     """A line; ``more`` are settings of Plotly's scatter."""
-    look: dict[str, Any] = {"mode": "lines", "line": {"color": colour, "width": width}}
+    look: Look = {"mode": "lines", "line": {"color": colour, "width": width}}
     figure.add_scatter(x=x, y=y, name=name, hovertemplate=hover, **(look | more))
 
 
 def add_points(
-    figure: go.Figure, x: Any, y: Any, name: str, marker: Mapping[str, Any], hover: str, **more: Any
+    figure: go.Figure, x: Column, y: Column, name: str, marker: Mapping[str, object], hover: str, **more: object
 ) -> None:
     """Points; ``more`` are settings of Plotly's scatter."""
     figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, hovertemplate=hover, **more)
 
 
-def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: Any) -> dict[str, Any]:
+def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: object) -> Look:
     """Plotly's error bars of values from (low end, value, high end); an end that is None has none."""
     return {
         "type": "data",
@@ -217,13 +221,13 @@ def range_with_intervals(
     return [first - 0.04 * (last - first), last + 0.04 * (last - first)]
 
 
-def add_band(figure: go.Figure, x: Any, low: Any, high: Any, **look: Any) -> None:
+def add_band(figure: go.Figure, x: Column, low: Column, high: Column, **look: object) -> None:
     """Fill the range from ``low`` to ``high``, columns as long as ``x``."""
     around, ends = np.concatenate((x, np.flip(x))), np.concatenate((high, np.flip(low)))
     figure.add_scatter(x=around, y=ends, mode="lines", fill="toself", line={"width": 0}, hoverinfo="skip", **look)
 
 
-def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: Any) -> None:
+def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: object) -> None:
     """The share of a sample at or below each value, in percent; a sample of one is a point."""
     figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)
 
@@ -239,7 +243,11 @@ class ResultFigure(NamedTuple):
     """The figure in text, for Markdown."""
 
 
-def with_data(figures: Iterable[ResultFigure], source: object) -> dict[str, tuple[ResultFigure, Any]]:
+FigureData = dict[str, tuple[ResultFigure, Any]]
+"""Figures of a result by name, with their data, the main one first."""
+
+
+def with_data(figures: Iterable[ResultFigure], source: object) -> FigureData:
     """Figures of one result by name, with their data; those without a row of data are left out."""
     data = {figure.name: (figure, figure.data(source)) for figure in figures}
     return {name: (figure, one) for name, (figure, one) in data.items() if one is not None and len(one[0])}

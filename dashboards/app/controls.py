@@ -17,6 +17,7 @@ import dash_mantine_components as dmc
 from dash import html
 
 from dashboards.app.served import SAMPLE_CHIP, ServedFolders
+from forerun.document import Json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.tables import definition
 from hwprofiles import chip_names
@@ -27,7 +28,7 @@ from simulator.studies.study_file import parse_pairs
 Component = Any
 """A Dash component; the component libraries are not typed."""
 Identity = dict[str, str]
-Values = dict[str, Any]
+Values = Json
 Offer = Callable[[ServedFolders], Sequence[str]]
 GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 LONGEST_QUERY = 4000
@@ -61,23 +62,23 @@ class Control:
     name: str
     """Name of the control in the address and in the values of a page."""
     label: str
-    when: tuple[str, Callable[[Any], bool]] | None = None
+    when: tuple[str, Callable[[object], bool]] | None = None
     """Shown only while the control of this name has a wanted value."""
 
-    def default_in(self, served: ServedFolders) -> Any:
+    def default_in(self, served: ServedFolders) -> object:
         raise NotImplementedError
 
-    def read(self, text: str, served: ServedFolders) -> Any:
+    def read(self, text: str, served: ServedFolders) -> object:
         return self.checked(text, served)
 
-    def checked(self, value: Any, served: ServedFolders) -> Any:
+    def checked(self, value: object, served: ServedFolders) -> object:
         """A value as a page computes with it; whatever a browser sends passes through here."""
         raise NotImplementedError
 
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def widget(self, page: str, value: object, served: ServedFolders) -> Component:
         raise NotImplementedError
 
-    def place(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def place(self, page: str, value: object, served: ServedFolders) -> Component:
         return html.Div(self.widget(page, value, served), id=control_id(page, self.name))
 
 
@@ -98,7 +99,7 @@ class ChoiceField(Control):
         offered = self.offered(served)
         return self.default if self.default in offered else next(iter(offered), None)
 
-    def checked(self, value: Any, served: ServedFolders) -> str | None:
+    def checked(self, value: object, served: ServedFolders) -> str | None:
         offered = self.offered(served)
         if value is None and not offered:
             return None
@@ -107,7 +108,7 @@ class ChoiceField(Control):
             raise ForerunError(f"{self.label}: '{word}' is not offered{did_you_mean(word, offered)}")
         return value
 
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def widget(self, page: str, value: object, served: ServedFolders) -> Component:
         offered = self.offered(served)
         return dmc.Select(
             id=state_id(page, self.name),
@@ -134,17 +135,17 @@ class Several(ChoiceField):
     def default_in(self, served: ServedFolders) -> Any:
         return list(self.defaults)
 
-    def read(self, text: str, served: ServedFolders) -> Any:
+    def read(self, text: str, served: ServedFolders) -> object:
         return self.checked([word for word in text.split(",") if word], served)
 
-    def checked(self, value: Any, served: ServedFolders) -> Any:
+    def checked(self, value: object, served: ServedFolders) -> Any:
         if not isinstance(value, list) or not self.least <= len(value) <= self.most:
             raise ForerunError(f"{self.label}: choose {self.least} to {self.most}")
         for one in value:
             ChoiceField.checked(self, one, served)
         return value
 
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def widget(self, page: str, value: object, served: ServedFolders) -> Component:
         return dmc.MultiSelect(
             id=state_id(page, self.name),
             label=term(self.label),
@@ -176,7 +177,7 @@ class Number(Control):
     def default_in(self, served: ServedFolders) -> float | None:
         return self.default
 
-    def checked(self, value: Any, served: ServedFolders) -> Any:
+    def checked(self, value: Any, served: ServedFolders) -> int | float | None:
         if value in (None, "") and self.default is None:
             return None
         typed = value
@@ -194,7 +195,7 @@ class Number(Control):
     def _wanted(self) -> str:
         return f"{'a whole number' if self.whole else 'a number'} from {self.low:,g} to {self.high:,g}"
 
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def widget(self, page: str, value: object, served: ServedFolders) -> Component:
         if not self.stops:
             return self._field(page, value, {"label": term(self.label), "description": self.says, "size": "sm"})
         field = self._field(page, value, {"aria-label": self.label, "size": "xs", "w": 132})
@@ -217,7 +218,7 @@ class Number(Control):
         head = dmc.Group([dmc.Text(term(self.label), size="sm", fw=500), field], justify="space-between", wrap="nowrap")
         return [head, slider]
 
-    def _field(self, page: str, value: Any, more: Mapping[str, Any]) -> Component:
+    def _field(self, page: str, value: object, more: Json) -> Component:
         """A line of text: fields for numbers drop what they do not know, so that ``2,5`` would become 25."""
         unit = {"rightSection": dmc.Text(self.unit, size="xs", c="dimmed", mr=6), "rightSectionWidth": 48}
         return dmc.TextInput(
@@ -240,7 +241,7 @@ class Pairs(Control):
     def default_in(self, served: ServedFolders) -> str:
         return ""
 
-    def checked(self, value: Any, served: ServedFolders) -> str:
+    def checked(self, value: object, served: ServedFolders) -> str:
         if value is None:
             return ""
         if not isinstance(value, str) or len(value) > LONGEST_PAIRS:
@@ -252,7 +253,7 @@ class Pairs(Control):
     def read_pairs(self, text: str) -> dict[str, str]:
         return parse_pairs(text, f"{self.label}:", self.example)
 
-    def widget(self, page: str, value: Any, served: ServedFolders) -> Component:
+    def widget(self, page: str, value: object, served: ServedFolders) -> Component:
         return dmc.TextInput(
             id=state_id(page, self.name),
             label=term(self.label),
@@ -357,12 +358,12 @@ COLUMNS = Pairs(
 )
 
 
-def lengths(mean: float) -> dict[str, Any]:
+def lengths(mean: float) -> Json:
     """Lengths of prompts or answers around a mean, as a scenario says them."""
     return {"distribution": "lognormal", "mean": mean, "cv": LENGTH_CV}
 
 
-def poisson_workload(values: Values, request_rate: float | str, num_requests: int | str) -> dict[str, Any]:
+def poisson_workload(values: Values, request_rate: float | str, num_requests: int | str) -> Json:
     """Poisson arrivals of requests with lengths around the means of the controls."""
     return {
         "arrivals": {"process": "poisson", "request_rate": float(request_rate)},
@@ -376,18 +377,18 @@ ONE_REQUEST = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_toke
 """Workload of a scenario of which single steps are priced."""
 
 
-def deployment(values: Values, **more: Any) -> dict[str, Any]:
+def deployment(values: Values, **more: object) -> Json:
     """Scenario data of the model on its chips that the controls describe, and ``more`` sections."""
     hardware = {"chip": values["chip"], "tensor_parallel": int(values["tp"])}
     return {"model": values["model"], **weights_of(values), "hardware": hardware, **more}
 
 
-def speculation_of(values: Values, draft_tokens: int, acceptance: Mapping[str, Any]) -> dict[str, Any]:
+def speculation_of(values: Values, draft_tokens: int, acceptance: Json) -> Json:
     """The scenario's ``speculation``, with the draft model where the method has one."""
     method = {"method": values["method"], "num_speculative_tokens": draft_tokens, "acceptance": acceptance}
     return method | ({"draft": {"model": values["draft"]}} if values["method"] == "draft-model" else {})
 
 
-def weights_of(values: Values) -> dict[str, Any]:
+def weights_of(values: Values) -> Json:
     """The scenario's ``weights_dtype``, where the control says one."""
     return {} if values["dtype"] == DTYPES[0] else {"weights_dtype": values["dtype"]}

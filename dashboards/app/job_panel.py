@@ -10,6 +10,7 @@ from dash import MATCH, Dash, Input, Output, State, dcc, no_update
 from dashboards.app.jobs import FINISHED, FIRST, Jobs
 from dashboards.app.parts import area, message
 from dashboards.app.served import SESSION
+from forerun.document import Json
 
 POLL_MS = 400
 
@@ -19,13 +20,13 @@ def job_id(page: str, part: str) -> dict[str, str]:
     return {"kind": f"job-{part}", "page": page}
 
 
-def job_part(done: Any, name: str) -> str | None:
+def job_part(done: object, name: str) -> str | None:
     """``label`` or ``state`` of a run, from the ``done`` store of its page, which a browser may fill with anything."""
     value = done.get(name) if isinstance(done, dict) else None
     return value if isinstance(value, str) else None
 
 
-def job_panel(page: str) -> Any:
+def job_panel(page: str) -> object:
     """Bar, words, cancel button and what went wrong; hidden while nothing has been started."""
     named: Any = {"aria-label": "Progress of the run"}
     return dmc.Box(
@@ -52,13 +53,16 @@ def job_panel(page: str) -> Any:
 def register_panels(app: Dash, jobs: Jobs) -> None:
     """Add the callbacks of all panels."""
 
-    def follow(_ticks: int | None, token: str | None, shown: dict[str, str] | None) -> tuple[Any, ...]:
+    def follow(_ticks: int | None, token: str | None, shown: dict[str, str] | None) -> tuple[object, ...]:
         hidden = {"display": "none"}
         view = jobs.look(token) if token else None
         if view is None:
             return 0, "", hidden, True, no_update, None
         state = FIRST if view.state == "running" and view.answered else view.state
-        done: Any = {"state": state, "label": f"{SESSION}/{view.folder.name}" if state in (FIRST, FINISHED) else None}
+        done: object = {
+            "state": state,
+            "label": f"{SESSION}/{view.folder.name}" if state in (FIRST, FINISHED) else None,
+        }
         done = done if done != shown else no_update
         if view.state == "running":
             share = 100.0 * view.done / view.total if view.total else 0.0
@@ -70,12 +74,12 @@ def register_panels(app: Dash, jobs: Jobs) -> None:
         text = dmc.Text("Cancelled.", size="sm", className="muted")
         return 0, view.state, hidden, True, done, text if view.state == "cancelled" else message(view.message)
 
-    def cancel(clicks: int | None, token: str | None) -> Any:
+    def cancel(clicks: int | None, token: str | None) -> object:
         if clicks and token:
             jobs.cancel(token)
         return no_update
 
-    def part(name: str) -> dict[str, Any]:
+    def part(name: str) -> Json:
         return {"kind": f"job-{name}", "page": MATCH}
 
     app.callback(

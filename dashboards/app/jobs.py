@@ -23,7 +23,6 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
 
 from dashboards.app.messages import sentence
 from forerun.errors import ForerunError
@@ -233,7 +232,7 @@ def work(sender: Connection, task: Task, folder: Path) -> None:
     """Do the task, saying how far it is and how it ended."""
     try:
         task(folder, Teller(sender))
-        answer: tuple[Any, ...] = ("finished", "")
+        answer: tuple[object, ...] = ("finished", "")
     except MemoryError:
         answer = ("failed", NO_MEMORY)
     except Exception as error:

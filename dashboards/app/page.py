@@ -109,7 +109,7 @@ class Page:
         served = context.served
         values, changed = values_of(list(self.fields.values()), search, served)
 
-        def shown(part: Any) -> Component:
+        def shown(part: object) -> Component:
             if isinstance(part, Control):
                 return part.place(self.path, values[part.name], served)
             return part(self.path) if callable(part) else part
@@ -141,7 +141,7 @@ def in_browser(app: Dash, name: str, *arguments: Input | Output | State, on_open
     call(ClientsideFunction("forerun", name), *arguments, prevent_initial_call=not on_opening)
 
 
-def show_while(app: Dash, page: str, name: str, other: str, wanted: Callable[[Any], bool]) -> None:
+def show_while(app: Dash, page: str, name: str, other: str, wanted: Callable[[object], bool]) -> None:
     """Show the place of a control only while another one has a wanted value."""
     app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(
         lambda value: {} if wanted(value) else {"display": "none"}
@@ -159,7 +159,7 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
     inputs = [Input(state_id(page.path, name), "value") for name in view.controls]
     names, fields = (*view.controls, *view.others), page.fields
 
-    def answer(*values: Any) -> list[Any]:
+    def answer(*values: object) -> list[object]:
         try:
             by_name = dict(zip(names, values, strict=True))
             shown = view.compute(context, checked_fields(fields, by_name, context.served))
@@ -176,7 +176,7 @@ def _register_view(app: Dash, context: Context, page: Page, view: View) -> None:
 def _register_start(app: Dash, context: Context, page: Page, start: Start) -> None:
     fields = page.fields
 
-    def begin(clicks: int | None, *values: Any) -> tuple[Any, Any]:
+    def begin(clicks: int | None, *values: object) -> tuple[object, object]:
         if not clicks:
             return no_update, no_update
         try:
@@ -198,7 +198,7 @@ def _register_start(app: Dash, context: Context, page: Page, start: Start) -> No
     choice = fields[start.field]
     assert isinstance(choice, ChoiceField)
 
-    def show(done: dict[str, str | None] | None) -> tuple[Any, Any]:
+    def show(done: dict[str, str | None] | None) -> tuple[object, object]:
         label = job_part(done, "label")
         labels = choice.offered(context.served)
         return (labels, label) if label in labels else (no_update, no_update)

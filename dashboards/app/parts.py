@@ -13,6 +13,7 @@ from dash import dcc, html
 from dashboards.app.controls import Component, part_id, term
 from dashboards.page import Tile
 from dashboards.theme import BASIS_WORDS
+from forerun.document import Json
 from forerun.tables import Table
 
 Part = Callable[[str], Component]
@@ -57,7 +58,7 @@ def side_by_side(*content: Part) -> Part:
     return lambda page: in_columns(*(part(page) for part in content))
 
 
-def spec(figure: go.Figure | None) -> dict[str, Any] | None:
+def spec(figure: go.Figure | None) -> Json | None:
     """What a figure's store holds; None draws nothing."""
     if figure is None:
         return None
@@ -190,7 +191,7 @@ def commands_panel(title: str, commands: Mapping[str, str]) -> Component:
     return panel(title, *parts) if parts else None
 
 
-def panel(title: str, *content: Component, **more: Any) -> Component:
+def panel(title: str, *content: Component, **more: object) -> Component:
     """A titled box."""
     heading = [dmc.Title(title, order=2, className="card-title")] if title else []
     return dmc.Paper(dmc.Stack([*heading, *content], gap="sm"), withBorder=True, radius="md", p="md", **more)

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, Teller
-from forerun.document import json_text
+from forerun.document import Json, json_text
 from forerun.errors import ForerunError
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.scenario import Scenario
 
 PLAN_FILE = "plan.json"
 REPLICATIONS, FINALISTS, MOST_REPLICAS = 3, 4, 64
-FIRST_ANSWER: dict[str, Any] = {
+FIRST_ANSWER: Json = {
     "requests": 1000,
     "replications": 1,
     "finalists": 1,
@@ -44,7 +43,7 @@ class PlanTask:
     def __call__(self, folder: Path, tell: ProgressCallback) -> None:
         from simulator.studies.plan.command import plan
 
-        wanted: dict[str, Any] = {
+        wanted: Json = {
             "rate": self.rate,
             "growth": self.growth,
             "slo": self.slo,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from dashboards.app.jobs import ProgressCallback
 from dashboards.app.served import ServedFolders
 from dashboards.recorded_errors import ErrorRow, read_errors
 from dashboards.replay_report import write_replay
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.workers import Workers, cores
 from hwprofiles import KernelLibrary, load_chip
@@ -110,7 +110,7 @@ class ReplayTask:
         else:
             runs, several = read_runs(self.file), cores() > 1
             with Workers(cores() if several else 0) as workers:
-                options: dict[str, Any] = {"limit": MOST_RUNS, "progress": tell}
+                options: Json = {"limit": MOST_RUNS, "progress": tell}
                 start = workers.start if several else None
                 document = replay_requests(runs, self.scenario, (self.file.name,), start=start, **options).document
         write_replay(folder, document)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dashboards.replay_report import KERNELS, kind_of
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.running.metrics.run_folder import RunFolder, load_run
 from simulator.running.scenario import LOG_SUFFIXES
@@ -80,7 +81,7 @@ class ServedFolders:
         """``plan.json`` of capacity plans by label: those of this session first, then those of the served folders."""
         return self._documents("plan.json")
 
-    def plan(self, label: str) -> dict[str, Any]:
+    def plan(self, label: str) -> Json:
         """The document of the plan with this label."""
         document = _read(_labelled(self.plans(), "plan", "capacity plan", label), label)
         if not {"candidates", "conclusion", "pareto"} <= document.keys():
@@ -91,7 +92,7 @@ class ServedFolders:
         """``replay.json`` of replays of benchmark results or steps by label, those of this session first."""
         return self._documents("replay.json")
 
-    def replay(self, label: str) -> dict[str, Any]:
+    def replay(self, label: str) -> Json:
         """The document of the replay of benchmark results or steps with this label."""
         document = _read(_labelled(self.replays(), "replay", "replay", label), label)
         if kind_of(document) in (None, KERNELS):
@@ -191,7 +192,7 @@ def _sample(name: str) -> Path:
     return Path(str(files("traces") / "samples" / name))
 
 
-def _read(path: Path, label: str) -> dict[str, Any]:
+def _read(path: Path, label: str) -> Json:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

@@ -100,7 +100,7 @@ def create_app(
         server.before_request(lambda: _admit(token))
     server.before_request(context.begin_session)
 
-    def secured(response: Any) -> Any:
+    def secured(response: Any) -> object:
         for name, value in (*SECURITY.items(), ("Content-Security-Policy", policy)):
             response.headers.setdefault(name, value)
         return response
@@ -187,7 +187,7 @@ def _refuse_foreign(hosts: Sequence[str]) -> None:
         abort(403)
 
 
-def _admit(token: str) -> Any:
+def _admit(token: str) -> object:
     """Let a browser in that brings the token, and remember it; others get a page that says where the token is."""
     token_sent = request.args.get("token")
     if token_sent is not None and hmac.compare_digest(token_sent.encode(), token.encode()):

@@ -16,11 +16,12 @@ from dashboards.app.page import Context, Page, in_browser
 from dashboards.app.parts import UPLOADED, page_frame
 from dashboards.app.uploads import LARGEST_MESSAGE_BYTES
 from dashboards.theme import FONT, dark_template, light_template
+from forerun.document import Json
 
 SHARE = "Copy the address, which restores this view with all its choices"
 
 
-def _schemes() -> Any:
+def _schemes() -> object:
     return dmc.SegmentedControl(
         id="scheme-choice",
         data=[{"value": name, "label": name.capitalize()} for name in ("auto", "light", "dark")],
@@ -33,7 +34,7 @@ def _schemes() -> Any:
     )
 
 
-def app_frame(pages: Sequence[Page]) -> Any:
+def app_frame(pages: Sequence[Page]) -> object:
     """The layout of the whole app; a page goes into ``page``."""
     links = [
         dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
@@ -89,7 +90,7 @@ def app_frame(pages: Sequence[Page]) -> Any:
 def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
     """Add the frame's callbacks to ``app``."""
 
-    def show_page(path: str | None, search: str | None) -> Any:
+    def show_page(path: str | None, search: str | None) -> object:
         wanted = (path or "").strip("/")
         page = next((page for page in pages if page.path == (wanted or pages[0].path)), None)
         if page is None:
@@ -135,12 +136,12 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
     )(_download)
 
 
-def _any(kind: str, which: Any = MATCH) -> dict[str, Any]:
+def _any(kind: str, which: object = MATCH) -> Json:
     """Id of the parts of one kind: for one of them at a time, or with ``ALL`` for all together."""
     return {"kind": kind, "page": which, "name": which}
 
 
-def _download(csv_clicks: int | None, html_clicks: int | None, spec: dict[str, Any] | None) -> Any:
+def _download(csv_clicks: int | None, html_clicks: int | None, spec: Json | None) -> object:
     if spec is None or not (csv_clicks or html_clicks):
         return no_update
     name = re.sub(r"[^a-z0-9]+", "-", figure_title(spec).lower()).strip("-") or "figure"
@@ -148,5 +149,5 @@ def _download(csv_clicks: int | None, html_clicks: int | None, spec: dict[str, A
     return {"content": text(spec), "filename": f"{name}.{kind}", "type": f"text/{kind}", "base64": False}
 
 
-def _navbar(opened: bool | None) -> dict[str, Any]:
+def _navbar(opened: bool | None) -> Json:
     return {"width": 210, "breakpoint": "sm", "collapsed": {"mobile": not opened}}

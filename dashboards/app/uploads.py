@@ -16,6 +16,7 @@ from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, RunTask
 from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, ServedFolders
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
 from simulator.running.metrics.files import write_text_atomically
@@ -95,14 +96,14 @@ def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:
     return checked_size(scenario_from(confined(data, served, place), place), place)
 
 
-def confined(data: dict[str, Any], served: ServedFolders, place: str) -> dict[str, Any]:
+def confined(data: Json, served: ServedFolders, place: str) -> Json:
     """``data`` with every file name replaced by the file of a served folder that it means.
 
     Any text could be taken for a path by one field or another, now or later, so all are looked at, whatever their
     field: one that has the form of a path, or that happens to name a file from here, must lie in a served folder.
     Fields of an inline model are data and stay as they are.
     """
-    result: dict[str, Any] = deepcopy(data)
+    result: Json = deepcopy(data)
     inline = isinstance(result.get("model"), dict)
     for holder, key, path in list(_leaves(result, ())):
         text = holder[key]
@@ -158,7 +159,7 @@ def _like_a_path(text: str) -> bool:
         return True
 
 
-def _leaves(data: Any, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:
+def _leaves(data: object, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:
     """(holder, key, path) of every value in ``data`` that holds no others."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:

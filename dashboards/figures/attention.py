@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from dashboards.theme import (
     PINK,
     SKY,
     VERMILLION,
+    Look,
     add_band,
     add_line,
     add_points,
@@ -26,6 +27,7 @@ from dashboards.theme import (
     whiskers,
 )
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from hwprofiles import weakest
 from simulator.speculation.attention_level import (
     Bar,
@@ -208,7 +210,7 @@ def gain_figure(data: GainData) -> go.Figure:
         figure.add_vline(x=first.context_tokens, line={"color": GREEN, "width": 1.5, "dash": "dash"})
         words = f"pays from {token_grid(first.context_tokens)}"
         side = "left" if first is smallest[0] else "right"
-        place: dict[str, Any] = {"x": np.log10(first.context_tokens), "xanchor": side, "yref": "paper", "y": 0.9}
+        place: Look = {"x": np.log10(first.context_tokens), "xanchor": side, "yref": "paper", "y": 0.9}
         figure.add_annotation(text=words, showarrow=False, **place)
         words = f"<b>{best.speedup:.2f}x at {token_grid(best.context_tokens)}</b>"
         place = {"x": np.log10(best.context_tokens), "y": best.high, "yanchor": "bottom"}
@@ -270,7 +272,7 @@ def lever_figure(data: LeverData) -> go.Figure:
     rows = zip(data.window_tokens, data.speedup, data.error, HIT_COLOURS, strict=False)
     for window, speedup, error, colour in rows:
         hover = "lambda %{customdata}: %{y:.2f}x, error %{x:.1%}"
-        look: dict[str, Any] = {"mode": "lines+markers", "customdata": data.tolerances}
+        look: Look = {"mode": "lines+markers", "customdata": data.tolerances}
         add_line(figure, error, speedup, f"S = {window}", colour, hover, **look)
     marker = {"symbol": "x", "size": 9, "color": GREY}
     hover = "S = %{customdata}, never checked: %{y:.2f}x, error %{x:.1%}<extra></extra>"
@@ -291,7 +293,7 @@ def token_grid(count: float | None) -> str:
     return f"{count / 1024:.3g}K" if count >= 1024 else f"{count:.0f}"
 
 
-def context_axis(low: float, high: float) -> dict[str, Any]:
+def context_axis(low: float, high: float) -> Look:
     """A logarithmic axis of contexts with ticks at powers of two."""
     first, last = int(np.ceil(np.log2(low) - 1e-9)), int(np.floor(np.log2(high) + 1e-9))
     values = [float(1 << power) for power in range(first, last + 1)]
@@ -342,9 +344,7 @@ PAYS = 1.02
 """Gain from which on a layout pays."""
 
 
-def atlas_data(
-    cases: Sequence[Mapping[str, Any]], names: Sequence[str], batch: int, title: str, caption: str
-) -> ContextMapData:
+def atlas_data(cases: Sequence[Json], names: Sequence[str], batch: int, title: str, caption: str) -> ContextMapData:
     """The gains of cases that were priced (``simulator.studies.alspec.atlas_gains``), a row each."""
     rows = [{row["context_tokens"]: row for row in case["gains"] if row["batch"] == batch} for case in cases]
     contexts = tuple(sorted(rows[0]))
@@ -357,7 +357,7 @@ def atlas_data(
     return ContextMapData(tuple(names), contexts, speedup, title, caption, basis, low, high)
 
 
-def region_words(case: Mapping[str, Any], batch: int) -> str:
+def region_words(case: Json, batch: int) -> str:
     """From which context on a layout of the atlas pays, and its largest gain with the range; of those whose KV fits."""
     rows = [row for row in case["gains"] if row["batch"] == batch and row["fits"]]
     if not rows:
@@ -456,7 +456,7 @@ def gantt_figure(data: GanttData) -> go.Figure:
     figure.update_xaxes(title="microseconds", row=2, col=1)
     caption = f"two layers; hatched: thrown away<br>{data.reading}"
     axes = ({"range": [0, width * 1.02e6]}, {"categoryorder": "array", "categoryarray": list(LANES)})
-    look: dict[str, Any] = {"barmode": "overlay", "bargap": 0.35, "margin": {"t": 118, "b": 96}}
+    look: Look = {"barmode": "overlay", "bargap": 0.35, "margin": {"t": 118, "b": 96}}
     return captioned(figure, "A hit and a miss", caption, data.basis, 540, *axes, **look)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, VERMILLION, add_line, captioned, method_line, text_bars
+from dashboards.theme import COLOURS, GREY, VERMILLION, Look, add_line, captioned, method_line, text_bars
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from traces import RequestTable
 
@@ -131,7 +132,7 @@ def traffic_figure(data: TrafficData) -> go.Figure:
         at = (1e3 * (data.began_s + data.time_s)).astype("datetime64[ms]")
     unit = "" if clock else " h" if hours else " s"
     colour, hover = COLOURS["waiting"], f"%{{y:.3g}} req/s from %{{x}}{unit}<extra></extra>"
-    look: dict[str, Any] = {
+    look: Look = {
         "line": {"color": colour, "width": 1.5, "shape": "hv"},
         "showlegend": False,
         "row": 1,
@@ -152,13 +153,13 @@ def traffic_figure(data: TrafficData) -> go.Figure:
 class HoursData(NamedTuple):
     """Load and replicas of a plan by the hour, and what they cost beside the fixed number."""
 
-    hours: Sequence[Mapping[str, Any]]
+    hours: Sequence[Json]
     fixed: int
     costs: Sequence[float]
     """Mean US dollars per hour, autoscaled and fixed; empty without a price."""
 
 
-def hours_data(document: Mapping[str, Any]) -> HoursData | None:
+def hours_data(document: Json) -> HoursData | None:
     """Replicas by the hour of a plan's document; None where its load has no hours."""
     hours = document["hours"]
     if not hours:
@@ -173,7 +174,7 @@ def hours_figure(data: HoursData) -> go.Figure:
     clock = data.hours[0]["clock"] is not None
     at = [hour["clock"] if clock else hour["start_s"] / 3600 for hour in data.hours]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    look: dict[str, Any] = {"showlegend": False, "col": 1}
+    look: Look = {"showlegend": False, "col": 1}
     for row, key in enumerate(("request_rate", "replicas"), start=1):
         figure.add_bar(
             x=at,
@@ -204,9 +205,9 @@ def hours_text(data: HoursData) -> str:
 def load_figure(data: LoadData) -> go.Figure:
     """Three panels over one axis of load; diamonds are simulated, the dotted line is the load in question."""
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
-    look: dict[str, Any]
-    lines: list[dict[str, Any]] = []  # all at once: Plotly takes 7 ms for each line by itself
-    words: list[dict[str, Any]] = []
+    look: Look
+    lines: list[Look] = []  # all at once: Plotly takes 7 ms for each line by itself
+    words: list[Look] = []
     first = knee(data.curves[0]) if data.curves else None
     within = highest_within(data.curves[0], data.limits) if data.curves else None
     named = ((first, "knee", 1), (data.capacity, "capacity", len(METRICS)))
@@ -258,5 +259,5 @@ def load_figure(data: LoadData) -> go.Figure:
             f"{METRICS[metric].partition(' (')[0]} <= {ms:g} ms" for metric, ms in data.limits.items()
         )
         caption += f"<br>{limits} {'at no load' if within is None else f'up to {within:.3g} req/s'}"
-    marked: dict[str, Any] = {"shapes": lines, "annotations": words, "margin": {"t": 100}}
+    marked: Look = {"shapes": lines, "annotations": words, "margin": {"t": 100}}
     return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest", **marked)

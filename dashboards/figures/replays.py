@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,12 +19,14 @@ from dashboards.theme import (
     PINK,
     SKY,
     VERMILLION,
+    Look,
     add_distribution,
     add_points,
     captioned,
     whiskers,
 )
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from simulator.replay import ReplayReport
 from simulator.replay.predict import REGIMES
 from simulator.replay.replay_tables import METRIC_WORDS
@@ -93,9 +95,7 @@ def parity_figure(data: ParityData) -> go.Figure:
     return captioned(figure, "Parity", caption, data.basis, 560, *axes, legend_itemsizing="constant")
 
 
-def _parity_axes(
-    figure: go.Figure, low: float, high: float, unit: str, ticks: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parity_axes(figure: go.Figure, low: float, high: float, unit: str, ticks: Json) -> tuple[Json, Json]:
     """Axes of measured and predicted values; draws the diagonal from ``low`` to ``high``, and the lines 20 % off it."""
     for factor, dash in ((1.0, "solid"), (1.2, "dot"), (1 / 1.2, "dot")):
         figure.add_scatter(
@@ -215,7 +215,7 @@ class ServingParity(NamedTuple):
     basis: str
 
 
-def serving_parity_data(document: Mapping[str, Any], metric: str) -> ServingParity | None:
+def serving_parity_data(document: Json, metric: str) -> ServingParity | None:
     """The runs of a replay document that measured ``metric``; None where there are fewer than two."""
     runs = [run for run in document["runs"] if metric in run["error"]]
     if len(runs) < 2:
@@ -232,7 +232,7 @@ def serving_parity_data(document: Mapping[str, Any], metric: str) -> ServingPari
     )
 
 
-def step_parity_data(document: Mapping[str, Any]) -> ServingParity | None:
+def step_parity_data(document: Json) -> ServingParity | None:
     """Both times of every step in milliseconds, coloured by kind; None for a single step."""
     steps = document["steps"]
     if len(steps) < 2:
@@ -267,7 +267,7 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
         add_points(figure, data.measured[part], data.predicted[part], label, marker, hover, text=names[part])
     low = float(min(data.measured.min(), data.predicted.min()))
     high = float(max(data.measured.max(), data.predicted.max()))
-    ticks: dict[str, Any] = {"tickformat": "~s"}
+    ticks: Look = {"tickformat": "~s"}
     if high > 4 * low:
         ticks["dtick"] = 1 if high > 40 * low else "D2"
     axes = _parity_axes(figure, low, high, unit, ticks)
@@ -275,7 +275,7 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
     return captioned(figure, title, f"{len(data.measured):,} {what}, MAPE {data.mape:.1f} %", data.basis, 520, *axes)
 
 
-def _group(run: Mapping[str, Any]) -> str:
+def _group(run: Json) -> str:
     """Engine and tensor parallelism, which separate host errors from interconnect errors."""
     parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
     return " ".join(word for word in (run["framework"], parallel) if word) or "runs"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, RUN_COLOURS, add_distribution, add_line, add_points, captioned
+from dashboards.theme import COLOURS, GREY, RUN_COLOURS, Look, add_distribution, add_line, add_points, captioned
 from forerun.arrays import FloatArray, IntArray
+from forerun.document import Json
 from hwprofiles import weakest
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.usage import BOUNDS
@@ -49,9 +50,9 @@ def bottleneck_figure(data: BottleneckData) -> go.Figure:
             textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
             hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
         )
-    look: dict[str, Any] = {"barmode": "stack", "legend": {"traceorder": "normal"}}
+    look: Look = {"barmode": "stack", "legend": {"traceorder": "normal"}}
     x = {"title": "share of engine time (%)", "range": [0, 100], "showgrid": False}
-    y: dict[str, Any] = {"ticks": "", "autorange": "reversed"}
+    y: Look = {"ticks": "", "autorange": "reversed"}
     caption, height = "what limits the engine at this load", 260
     if names == [""]:
         caption, height, y = "what limits the engine", 230, {"showticklabels": False, "ticks": ""}
@@ -60,7 +61,7 @@ def bottleneck_figure(data: BottleneckData) -> go.Figure:
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E latency"}
 WITHIN = "%{y:.1f} % within %{x:.4s} ms"
-MILLISECONDS: dict[str, Any] = {"type": "log", "title": "milliseconds", "dtick": 1}
+MILLISECONDS: Json = {"type": "log", "title": "milliseconds", "dtick": 1}
 REQUEST_SHARE = {"title": "share of requests (%)", "range": [0, 102]}
 MOST_CURVE_POINTS = 400
 """Points of one curve; longer ones keep every quantile step and the whole extreme."""
@@ -105,7 +106,7 @@ def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS)
     return ascending[rows], (rows + 1) / count
 
 
-def percentile_limits(slo: dict[str, Any], latency: str) -> tuple[tuple[float, float], ...]:
+def percentile_limits(slo: Json, latency: str) -> tuple[tuple[float, float], ...]:
     """Limits such as ``p99_ttft_ms: 500`` on ``latency`` as (500.0, 0.99)."""
     limits = []
     for key, limit in slo.items():
@@ -290,7 +291,7 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
             hovertemplate="%{y:.1f} %",
         )
     axes = ("simulated seconds", {"title": "share of engine time (%)", "range": [0, 100]})
-    look: dict[str, Any] = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
+    look: Look = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
     return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420, *axes, **look)
 
 
@@ -453,7 +454,7 @@ def change_figure(data: ComparisonData) -> go.Figure:
     return captioned(figure, "Change", caption, data.basis, 420, x, y)
 
 
-def _run_look(number: int) -> dict[str, Any]:
+def _run_look(number: int) -> Look:
     """Colour and dash of the run of that number."""
     turn, colour = divmod(number, len(RUN_COLOURS))
     return {"color": RUN_COLOURS[colour], "dash": "solid" if number == 0 else ("dash", "dot", "dashdot")[turn % 3]}

@@ -21,6 +21,7 @@ from dashboards.theme import (
     method_line,
 )
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from simulator.speculation import load_curve
 from simulator.speculation.curves import Curve
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
@@ -200,7 +201,7 @@ class AdaptiveData(NamedTuple):
     basis: str
 
 
-def adaptive_data(document: dict[str, Any]) -> AdaptiveData | None:
+def adaptive_data(document: Json) -> AdaptiveData | None:
     """From a comparison that varied a load and the policy; None from any other."""
     rates: dict[str, dict[float, float]] = {"fixed": {}, "adaptive": {}}
     axes: set[str] = set()

@@ -23,6 +23,7 @@ from dashboards.theme import (
     REVERSED,
     SKY,
     VERMILLION,
+    Look,
     add_band,
     add_line,
     add_points,
@@ -31,7 +32,7 @@ from dashboards.theme import (
     text_intervals,
     whiskers,
 )
-from forerun.document import read_document
+from forerun.document import Json, read_document
 from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
 from simulator.studies.study_file import field_words
@@ -115,7 +116,7 @@ class LoadCurveData(NamedTuple):
     """The most load that a variant or the baseline can serve; None where it is not known, or a higher one counts."""
 
 
-def forest_data(document: dict[str, Any]) -> ForestData:
+def forest_data(document: Json) -> ForestData:
     """Speedups of a comparison document in the order of the legend."""
     data = read_document(CompareDocument, document)
     rows = [
@@ -151,7 +152,7 @@ def forest_figure(data: ForestData) -> go.Figure:
     x["range"] = shown
     ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
     y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
-    look: dict[str, Any] = {"showlegend": len(names) > 1, "hovermode": "closest"}
+    look: Look = {"showlegend": len(names) > 1, "hovermode": "closest"}
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     caption = "95 % intervals of paired runs"
     return captioned(figure, "Speedup over the baseline", caption, data.basis, height, x, y, **look)
@@ -183,7 +184,7 @@ class BarsData(NamedTuple):
     basis: str
 
 
-def thresholds_data(document: dict[str, Any]) -> BarsData:
+def thresholds_data(document: Json) -> BarsData:
     """Mean replicas that each threshold and each fixed number of replicas rents, and whether it meets the SLO."""
     bars = [
         (
@@ -197,7 +198,7 @@ def thresholds_data(document: dict[str, Any]) -> BarsData:
     return BarsData("Rent of each threshold", caption, "replicas (mean)", bars, document["basis"])
 
 
-def twin_data(document: dict[str, Any]) -> BarsData:
+def twin_data(document: Json) -> BarsData:
     """How far each metric of a live engine lies from its simulation, percent."""
     bars = [
         (row["metric"], float(row["gap_percent"]), not row["alarm"])
@@ -221,7 +222,7 @@ def bars_text(data: BarsData) -> str:
     return "\n".join([f"{data.unit}; ! = {'misses the SLO' if 'SLO' in data.caption else 'alarm'}", *lines])
 
 
-def tornado_data(document: dict[str, Any]) -> TornadoData | None:
+def tornado_data(document: Json) -> TornadoData | None:
     """The swings of the variant that the conclusion names; None where nothing moves."""
     data = read_document(CompareDocument, document)
     if not data.contenders:
@@ -268,7 +269,7 @@ def tornado_text(data: TornadoData) -> str:
     return f"{data.variant}: speedup over the range of each assumed parameter\n" + text_intervals(rows, data.ratio)
 
 
-def load_curve_data(document: dict[str, Any]) -> LoadCurveData | None:
+def load_curve_data(document: Json) -> LoadCurveData | None:
     """Speedups over the loads that can be served; None where the comparison tried no other load."""
     data = read_document(CompareDocument, document)
     if data.load_curves is None or not any(curve.points for curve in data.load_curves.curves):
@@ -308,14 +309,14 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     all_loads = [load for curve in data.curves for load in curve.loads]
     decades = positive and max(all_loads) > 10 * min(all_loads)
     title = LOAD_WORDS.get(data.path, data.path)
-    x: dict[str, Any] = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
+    x: Look = {"type": "log" if positive else "linear", "title": title, "tickformat": ".3~g"}
     if data.capacity is not None:
         ends = (min(all_loads), data.capacity)
         x["range"] = [log10(end) for end in ends] if positive else ends
     rows = [row for curve in data.curves for row in zip(curve.lows, curve.ratios, curve.highs, strict=True)]
     y = {"title": f"speedup of {metric_words(data.metric)}", "range": range_with_intervals(rows)}
     axes = (x | {"dtick": "D2" if decades else None}, y)
-    legend: dict[str, Any] = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
+    legend: Look = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
 
 
@@ -372,7 +373,7 @@ class ParetoData(NamedTuple):
     basis: str
 
 
-def pareto_data(document: dict[str, Any], x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
+def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
     """Every simulated load of a ``plan`` document's layouts; None where none has both figures."""
     home, best = document["scenario"]["hardware"]["chip"], document["best"] or {"layout": None}
     rows = [
@@ -432,25 +433,25 @@ def pareto_figure(data: ParetoData) -> go.Figure:
         f"{AXIS_WORDS[data.y]}<br>%{{x:.3~g}} {AXIS_WORDS[data.x]}<extra></extra>"
     )
 
-    def add(points: Sequence[LayoutPoint], name: str, colour: str, **look: Any) -> None:
+    def add(points: Sequence[LayoutPoint], name: str, colour: str, more: Look, **look: object) -> None:
         symbols = ["circle" if p.meets else "circle-open" for p in points]
-        marker = {"color": colour, "size": 8, "symbol": symbols} | look.pop("marker", {})
+        marker = {"color": colour, "size": 8, "symbol": symbols} | more
         shown = [[p.layout, p.request_rate, HOLDS if p.meets else MISSES] for p in points]
         add_points(figure, [p.x for p in points], [p.y for p in points], name, marker, hover, customdata=shown, **look)
 
     for group, colour in colours.items():
         own = sorted((p for p in data.points if p.group == group), key=lambda p: p.x)
-        add([p for p in own if not p.on_front], group, colour, marker={"size": 6, "opacity": 0.3}, legendgroup=group,
+        add([p for p in own if not p.on_front], group, colour, {"size": 6, "opacity": 0.3}, legendgroup=group,
             showlegend=False)  # fmt: skip
-        add([p for p in own if p.on_front], group, colour, line={"color": colour, "width": 2}, legendgroup=group)
+        add([p for p in own if p.on_front], group, colour, {}, line={"color": colour, "width": 2}, legendgroup=group)
         figure.data[-1].mode = "lines+markers"
     for point in (p for p in data.points if p.answer):
         name = f"the answer: {point.layout}".replace(", ", ",<br>", 1)
-        add([point], name, ORANGE, marker={"size": 18, "symbol": "star", "line": {"color": GREY, "width": 1}})
+        add([point], name, ORANGE, {"size": 18, "symbol": "star", "line": {"color": GREY, "width": 1}})
     axes = [{"title": AXIS_WORDS[name], "rangemode": "tozero"} for name in (data.x, data.y)]
     title = f"{SHORT_WORDS[data.y]} over {SHORT_WORDS[data.x]}".capitalize()
     caption = f"lines: the best of each chip and method over its loads; filled: {HOLDS}"
-    look: dict[str, Any] = {"hovermode": "closest", "showlegend": True}
+    look: Look = {"hovermode": "closest", "showlegend": True}
     return captioned(figure, title, caption, data.basis, 500, *axes, **look)
 
 
@@ -497,7 +498,7 @@ class SweepData(NamedTuple):
     basis: str
 
 
-def sweep_data(document: dict[str, Any]) -> SweepData | None:
+def sweep_data(document: Json) -> SweepData | None:
     """The finished points of a ``sweep`` document by field; None where none measured its metric."""
     metric = document["metric"]
     known = [(p, v) for p in document["points"] if (v := point_value(p, metric)) is not None]
@@ -584,7 +585,7 @@ def _explained(panel: SweepPanel) -> float:
 class TuningData(NamedTuple):
     """Cells of a ``tune`` document by context and batch."""
 
-    cells: dict[int, list[dict[str, Any]]]
+    cells: dict[int, list[Json]]
     method: str
     basis: str
 
@@ -603,17 +604,17 @@ class TuningData(NamedTuple):
         return [[cell["if_on"]["speedup"] for cell in row] for row in self.cells.values()]
 
 
-def tuning_data(document: dict[str, Any]) -> TuningData | None:
+def tuning_data(document: Json) -> TuningData | None:
     """The map of a ``tune`` document; None for one about a machine."""
     if "machine" in document:
         return None
-    rows: dict[int, list[dict[str, Any]]] = {}
+    rows: dict[int, list[Json]] = {}
     for cell in document["table"]:
         rows.setdefault(cell["judged_at"]["context"], []).append(cell)
     return TuningData(rows, document["method"], document["basis"])
 
 
-def _hover(cell: dict[str, Any]) -> str:
+def _hover(cell: Json) -> str:
     on = cell["if_on"]
     ends = f"{on['speedup']:.3f} x ({on['low']:.2f} to {on['high']:.2f}) with {on['num_speculative_tokens']} drafted"
     batch, context = (f"{low:,} to {high:,}" for low, high in (cell["batch"], cell["context"]))
@@ -652,18 +653,18 @@ def tuning_text(data: TuningData) -> str:
 class DraftingData(NamedTuple):
     """Tokens per second by draft tokens on one machine, a line for each confidence threshold (or number of streams)."""
 
-    lines: dict[str, list[dict[str, Any]]]
+    lines: dict[str, list[Json]]
     """Rows of the document by the line's name."""
     basis: str
 
 
-def drafting_data(document: dict[str, Any]) -> DraftingData | None:
+def drafting_data(document: Json) -> DraftingData | None:
     """Rates of a ``tune`` document, from the one without drafting on; None for one that is not about a machine."""
     if "machine" not in document:
         return None
     several = len({row["batch"][0] for row in document["table"]}) > 1
-    lines: dict[str, list[dict[str, Any]]] = {}
-    plain: dict[int, dict[str, Any]] = {}
+    lines: dict[str, list[Json]] = {}
+    plain: dict[int, Json] = {}
     for row in document["table"]:
         streams = row["batch"][0]
         if not row["num_speculative_tokens"]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,6 +15,7 @@ from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, figure_card, heading, message_area, remark, rests_on, side_by_side
 from dashboards.figures import attention
 from dashboards.figures.attention import GainData
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.speculation.attention_level import READINGS, Reading, compare_layouts, consistency_set, consistency_sets
 from simulator.speculation.attention_level.consistency import group_layer
@@ -103,7 +102,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
 
 
 @lru_cache(maxsize=64)
-def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Mapping[str, Any], ...]:
+def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Json, ...]:
     """Layouts of the atlas with their gains where any context fits; kept, as pricing them takes seconds."""
     levers = {"lambda": tolerance, "window_tokens": window, "speculation": None}
     layouts = [{"chip": chip, "model": m, "chips": n} | levers for m, n in product(ATLAS_MODELS, ATLAS_GROUPS)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output
@@ -20,6 +19,7 @@ from dashboards.checks import error_tiles
 from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
 from dashboards.recorded_errors import error_tables, errors_sentence, summary_table
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.replay import ReplayReport
 from simulator.replay.replay_tables import METRIC_WORDS
@@ -33,7 +33,7 @@ ON_KERNELS = ("view", lambda view: view == VIEWS[1])
 ON_SERVED = ("view", lambda view: view == VIEWS[2])
 
 
-def devices_of(served: ServedFolders, trace: Any) -> list[str]:
+def devices_of(served: ServedFolders, trace: object) -> list[str]:
     """Devices in a trace; none where it cannot be read, which its own view says."""
     try:
         return replays.devices(served, str(trace or ""))
@@ -130,7 +130,7 @@ def compute_served(context: Context, values: Values) -> Shown:
     return {**_shown(document), "basis": rests_on(document["basis"], notes)}
 
 
-def _shown(document: dict[str, Any], report: ReplayReport | None = None) -> dict[str, Any]:
+def _shown(document: Json, report: ReplayReport | None = None) -> Json:
     figures = replay_figures(document, report)
     return {"tiles": tiles(replay_tiles(document)), "tables": table_stack(replay_tables(document)), **figures}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.parts import area, figure_card, remark, rests_on, table_panel
 from dashboards.app.replays import replayed
 from dashboards.figures.roofline import measured_points, roofline_data, roofline_figure
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.tables import Table, number, percent
 from hwprofiles import Chip
@@ -37,7 +38,7 @@ class Priced(NamedTuple):
 @lru_cache(maxsize=16)
 def priced_kernels(model: str, chip: str, tensor_parallel: int, dtype: str | None) -> Priced:
     """The step timer of a deployment."""
-    data: dict[str, Any] = {
+    data: Json = {
         "model": model,
         "hardware": {"chip": chip, "tensor_parallel": tensor_parallel},
         "engine": {"max_num_batched_tokens": MOST_STEP_TOKENS, "max_num_seqs": 512},

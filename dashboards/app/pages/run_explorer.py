@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import dash_mantine_components as dmc
 import numpy as np
@@ -20,7 +19,7 @@ from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
 from dashboards.report import report_html, run_tiles
 from forerun.errors import ForerunError
-from forerun.tables import ABSENT, Table, number, pairs
+from forerun.tables import ABSENT, Table, Value, number, pairs
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.tables import more_run_tables, run_tables
 
@@ -139,7 +138,7 @@ def comparison_table(data: ComparisonData) -> Table:
         header += [name, "change"]
     rows = []
     for metric in data.metrics:
-        row: list[Any] = [metric.label, metric.values[0]]
+        row: list[Value] = [metric.label, metric.values[0]]
         for value, percent in zip(metric.values[1:], metric.percents, strict=True):
             row += [value, of_run.change_words(percent)]
         rows.append(row)
@@ -149,7 +148,7 @@ def comparison_table(data: ComparisonData) -> Table:
 def run_details(app: Dash, context: Context) -> None:
     """Uploads, what they leave, and the report of a run."""
 
-    def take_upload(sent: dict[str, str] | None) -> tuple[Any, Any]:
+    def take_upload(sent: dict[str, str] | None) -> tuple[object, object]:
         if not sent:
             return no_update, no_update
         try:
@@ -160,14 +159,14 @@ def run_details(app: Dash, context: Context) -> None:
             return parts.message(sentence(error)), no_update
         return dmc.Text(f"{file}: taken, reading and simulating it.", size="sm", className="muted"), token
 
-    def show_finished(done: dict[str, str | None] | None, before: str | None) -> tuple[Any, ...]:
+    def show_finished(done: dict[str, str | None] | None, before: str | None) -> tuple[object, ...]:
         label = job_part(done, "label")
         runs = list(context.served.runs())
         if not label or label not in runs:
             return no_update, no_update, no_update, no_update, no_update
         return runs, label, runs, [before] if before in runs and before != label else [], None
 
-    def save_report(clicks: int | None, label: str | None) -> Any:
+    def save_report(clicks: int | None, label: str | None) -> object:
         served = context.served
         if not clicks or label not in served.runs():
             return no_update

@@ -28,6 +28,7 @@ from dashboards.figures.speculation import (
     speedup_by_context,
     speedup_figure,
 )
+from forerun.document import Json
 from forerun.tables import Table, number
 from forerun.workers import follow_parent
 from simulator.running.scenario import scenario_from
@@ -50,9 +51,9 @@ ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 ALPHA = Number("alpha", "Rate of the first position", stops=ALPHAS, default=0.7, low=0.01, high=0.99, whole=False)
 
 
-def speculation_scenario(values: Values) -> dict[str, Any]:
+def speculation_scenario(values: Values) -> Json:
     """The scenario that the controls describe, as plain data."""
-    acceptance: dict[str, Any] = {"alpha": values["alpha"]}
+    acceptance: Json = {"alpha": values["alpha"]}
     if values["curve"] != ONE_RATE:
         curve = load_curve(values["curve"])
         acceptance = {"curve": curve.name, "extrapolate": curve.positions < max(DRAFT_TOKENS)}
@@ -121,7 +122,7 @@ def compute_adaptive(context: Context, values: Values) -> Shown:
 
 
 _SIMULATING = threading.Lock()
-_NEWEST: dict[str, tuple[Any, ...]] = {}
+_NEWEST: dict[str, tuple[object, ...]] = {}
 """What each session looks at."""
 
 

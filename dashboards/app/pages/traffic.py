@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import dash_mantine_components as dmc
@@ -99,7 +98,7 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
 
 
 def trace_details(app: Dash, context: Context) -> None:
-    def take(sent: dict[str, str] | None) -> tuple[Any, Any, Any]:
+    def take(sent: dict[str, str] | None) -> tuple[object, object, object]:
         if not sent:
             return no_update, no_update, no_update
         try:

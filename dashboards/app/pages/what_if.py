@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 import dash_mantine_components as dmc
 import numpy as np
@@ -22,6 +22,7 @@ from dashboards.app.uploads import checked_size
 from dashboards.figures.load import LoadData, LoadFigure, SimulatedPoint, load_figure
 from dashboards.figures.run import BottleneckData, bottleneck_figure
 from dashboards.page import Tile, scenario_yaml
+from forerun.document import Json
 from forerun.tables import number
 from simulator.running.metrics.document import scenario_document
 from simulator.running.metrics.run_folder import SUMMARY_FILE, load_summary
@@ -39,7 +40,7 @@ FEW_REQUESTS = 256
 """Requests simulated for the intervals of an analytic answer."""
 
 
-def draft_options(method: Any) -> bool:
+def draft_options(method: object) -> bool:
     return bool(method != "none")
 
 
@@ -64,7 +65,7 @@ CONTROLS = [
 NAMES = tuple(control.name for control in CONTROLS)
 
 
-def what_if_scenario(values: Values) -> dict[str, Any]:
+def what_if_scenario(values: Values) -> Json:
     """The scenario that the controls describe, as plain data."""
     data = controls.deployment(values, workload=controls.poisson_workload(values, values["rate"], values["requests"]))
     data["hardware"]["replicas"] = values["replicas"]
@@ -162,7 +163,7 @@ def latency_by_load(scenario: str) -> LoadFigure:
     )
 
 
-def simulated_runs(context: Context, scenario: Scenario) -> list[dict[str, Any]]:
+def simulated_runs(context: Context, scenario: Scenario) -> list[Json]:
     """Documents of this session's runs of the same deployment and lengths, whatever their load and number."""
     wanted = _without_load(scenario_document(scenario))
     documents = []
@@ -173,7 +174,7 @@ def simulated_runs(context: Context, scenario: Scenario) -> list[dict[str, Any]]
     return documents
 
 
-def simulated_point(document: dict[str, Any]) -> SimulatedPoint:
+def simulated_point(document: Json) -> SimulatedPoint:
     """The means of a run, as in its ``summary.json``."""
     summary = document["summary"]
     shown = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed")
@@ -197,20 +198,20 @@ def make_run(_context: Context, values: Values) -> tuple[Task, str]:
 
 
 @lru_cache(maxsize=64)
-def _document(path: Any, _modified_ns: int) -> dict[str, Any]:
+def _document(path: Path, _modified_ns: int) -> Json:
     return load_summary(path.parent)
 
 
-def _without_load(document: dict[str, Any]) -> dict[str, Any]:
+def _without_load(document: Json) -> Json:
     workload = {key: value for key, value in document["workload"].items() if key not in ("arrivals", "num_requests")}
     return {**document, "workload": workload}
 
 
-def _rate(document: dict[str, Any]) -> float:
+def _rate(document: Json) -> float:
     return float(document["scenario"]["workload"]["arrivals"].get("request_rate") or 0.0)
 
 
-def _tiles(answer: Estimate, run: dict[str, Any] | None, ends: Mapping[str, tuple[float, float]]) -> list[Tile]:
+def _tiles(answer: Estimate, run: Json | None, ends: Mapping[str, tuple[float, float]]) -> list[Tile]:
     """Key figures: each with the interval of its simulated run, else with that of a run of few requests."""
     summary = run["summary"] if run is not None else {}
 
