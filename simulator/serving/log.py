@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from forerun.arrays import FloatArray, IntArray
 from simulator.serving.records import GapCounts
 from simulator.timing import DraftStep, StepWork
+from simulator.timing.work import WORK_SCALARS, work_numbers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
@@ -29,32 +30,13 @@ SCALARS = (
     "waiting",
     "kv_blocks",
     "steps",
-    "prefill_seqs",
-    "prefill_tokens",
-    "sampled_prefills",
-    "decode_seqs",
-    "query_len",
     "copies_s",
-    "longest_kv",
-    "tail_kv",
-    "trimmed",
 )
-"""Columns of a step row; four more follow for each attention window."""
+"""First columns of a step row; after them stand the numbers of its work (``StepWork.numbers``), those of the drafter
+where a policy decides what it does, and the work of the slowest attention group where there are several."""
 
 DRAFT_SCALARS = 4
 """Columns of a ``DraftStep`` that precede its per-window columns."""
-
-GROUP_SCALARS = (
-    "prefill_seqs",
-    "prefill_tokens",
-    "sampled_prefills",
-    "decode_seqs",
-    "query_len",
-    "longest_kv",
-    "tail_kv",
-    "dp_imbalance",
-)
-"""Columns for the work of the slowest attention group, before its per-window columns; absent with a single group."""
 
 FULL_ROWS = 1 << 17
 """Number of rows up to which every engine step has a row of its own; replicas have equal shares of it."""
@@ -82,12 +64,12 @@ class StepLog:
         self._windows = windows
         self.full_rows = full_rows
         self.condense = condense
-        self._draft_at = len(SCALARS) + 4 * windows if drafting else None
+        self._draft_at = len(SCALARS) + work_numbers(windows) if drafting else None
         """Index of the first drafter column; None unless a policy chooses the draft tokens."""
-        self.group_at = len(SCALARS) + 4 * windows + (DRAFT_SCALARS + 2 * windows if drafting else 0)
+        self.group_at = len(SCALARS) + work_numbers(windows) + (DRAFT_SCALARS + 2 * windows if drafting else 0)
         """Index of the first column of the slowest attention group."""
         self.grouped = grouped
-        self.width = self.group_at + (len(GROUP_SCALARS) + 4 * windows if grouped else 0)
+        self.width = self.group_at + (work_numbers(windows) if grouped else 0)
         """Number of columns."""
         self._table = np.empty((self.width, 1024))
         self._rows = 0
@@ -103,8 +85,7 @@ class StepLog:
         self._rows = 0
 
     def extend(self, rows: FloatArray) -> None:
-        """Append rows; columns as ``SCALARS``, then four for each window, then those of the drafter and of the slowest
-        attention group."""
+        """Append rows, with the columns that ``SCALARS`` describes."""
         while self.condense is not None and self._rows + len(rows) > CONDENSED_AT:
             part = CONDENSED_AT - self._rows  # as many rows to a part, however many come at a time
             self._append(rows[:part])
@@ -127,13 +108,14 @@ class StepLog:
         return np.ascontiguousarray(self._table[:, : self._rows].T)
 
     def column(self, name: str) -> FloatArray:
-        """One scalar column."""
-        return self._table[SCALARS.index(name), : self._rows]
+        """One scalar column, of the step or of its work."""
+        return self._table[(*SCALARS, *WORK_SCALARS).index(name), : self._rows]
 
     @property
     def decode_kv_tokens(self) -> IntArray:
         """Keys that decoding sequences of all groups read in layers with the first window."""
-        return self._table[len(SCALARS) + 3 * self._windows, : self._rows].astype(np.int64)
+        first = len(SCALARS) + work_numbers(self._windows) - self._windows
+        return self._table[first, : self._rows].astype(np.int64)
 
     def integers(self, name: str) -> IntArray:
         """One scalar column that counts something."""
@@ -141,27 +123,11 @@ class StepLog:
 
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
         """The work of the chosen steps: of several attention groups, what the slowest does."""
-        table = self._table[:, : self._rows]
-        first, names = (self.group_at, GROUP_SCALARS) if self.grouped else (0, SCALARS)
-        windowed = first + len(names)
-        keys = [table[windowed + place, chosen].astype(np.int64) for place in range(4 * self._windows)]
-        by_window = [tuple(keys[kind * self._windows : (kind + 1) * self._windows]) for kind in range(4)]
-        count = {name: table[first + names.index(name), chosen].astype(np.int64) for name in GROUP_SCALARS[:6]}
-        return StepWork(
-            prefill_seqs=count["prefill_seqs"],
-            prefill_tokens=count["prefill_tokens"],
-            prefill_pairs=by_window[0],
-            prefill_kv_tokens=by_window[1],
-            sampled_prefills=count["sampled_prefills"],
-            sampled_kv_tokens=by_window[2],
-            decode_seqs=count["decode_seqs"],
-            query_len=count["query_len"],
-            decode_kv_tokens=by_window[3],
-            longest_kv=count["longest_kv"],
-            tail_kv=table[first + names.index("tail_kv"), chosen],
-            dp_imbalance=table[first + names.index("dp_imbalance"), chosen] if self.grouped else 0.0,
-            trimmed=0 if self.grouped else table[SCALARS.index("trimmed"), chosen].astype(np.int64),
-        )
+        first = self.group_at if self.grouped else len(SCALARS)
+        table = self._table[first : first + work_numbers(self._windows), : self._rows][:, chosen]
+        work = StepWork.of_numbers(list(table.astype(np.int64)))
+        tail_kv, dp_imbalance = (table[WORK_SCALARS.index(name)] for name in ("tail_kv", "dp_imbalance"))
+        return work._replace(tail_kv=tail_kv, dp_imbalance=dp_imbalance if self.grouped else 0.0)
 
     def draft(self, chosen: slice | IntArray) -> DraftStep[IntArray] | None:
         """Work of the drafter in the chosen steps; None unless a policy chooses the draft tokens."""

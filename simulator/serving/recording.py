@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -12,6 +11,7 @@ from hwprofiles.formulas import CODES, OPERATIONS, Traced
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
+from simulator.timing.work import work_numbers
 
 BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
 """Operations of a step beyond those of formulas: the last four look up a number, by the kind of their source."""
@@ -20,8 +20,6 @@ KINDS: tuple[tuple[Any, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeT
 MOST_OPERANDS = 7
 WIDTH = MOST_OPERANDS + 3
 """Numbers of a step: operation, place of its result, source of a look-up, places of operands (see ``Recording``)."""
-SCALARS = 9
-"""Numbers of a step that have no windows."""
 EXTENDING = Lock()
 """Held while a recording grows or is read: threads may run engines on one timing model."""
 
@@ -172,12 +170,9 @@ class Recording:
 
 
 def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
-    """The fields of a step that a recorded function takes, in the order of ``work_of``."""
-    scalars = [work.prefill_seqs, work.prefill_tokens, work.sampled_prefills, work.decode_seqs, work.query_len]
-    scalars += [work.longest_kv, work.tail_kv, work.dp_imbalance, work.trimmed]
-    by_window = (work.prefill_pairs, work.prefill_kv_tokens, work.sampled_kv_tokens, work.decode_kv_tokens)
+    """The numbers of a step that a recorded function takes."""
     drafted = () if draft is None else (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
-    return [*scalars, *chain(*by_window), *drafted]
+    return [*work.numbers, *drafted]
 
 
 def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
@@ -191,19 +186,15 @@ def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
 
 
 def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
+    size = work_numbers(windows)
 
     def of_numbers(*numbers: Any) -> Any:
-        scalars, rest = numbers[:SCALARS], numbers[SCALARS:]
-        columns = [rest[first : first + windows] for first in range(0, 4 * windows, windows)]
-        prefill_seqs, prefill_tokens, sampled, decode_seqs, query_len, *tail = scalars
-        prompts = (prefill_seqs, prefill_tokens, *columns[:2], sampled, columns[2])
-        work: StepWork[Any] = StepWork._make((*prompts, decode_seqs, query_len, columns[3], *tail))
+        work, draft = StepWork.of_numbers(numbers[:size]), numbers[size:]
         if not drafting:
             return function(work)
-        draft = rest[4 * windows :]
         return function(work, DraftStep._make((*draft[:4], draft[4 : 4 + windows], draft[4 + windows :])))
 
-    return Recording(of_numbers, SCALARS + 4 * windows + (4 + 2 * windows if drafting else 0))
+    return Recording(of_numbers, size + (4 + 2 * windows if drafting else 0))
 
 
 def _value(number: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from math import floor
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -10,6 +12,23 @@ import numpy as np
 from forerun.arrays import IntArray
 
 Number = TypeVar("Number")
+
+WORK_SCALARS = (
+    *("prefill_seqs", "prefill_tokens", "sampled_prefills", "decode_seqs", "query_len"),
+    *("longest_kv", "tail_kv", "dp_imbalance", "trimmed"),
+)
+"""Fields of ``StepWork`` that are one number, in the order of ``StepWork.numbers``."""
+WORK_BY_WINDOW = ("prefill_pairs", "prefill_kv_tokens", "sampled_kv_tokens", "decode_kv_tokens")
+"""Fields with a number for each attention window, which follow them."""
+
+
+def work_numbers(windows: int) -> int:
+    """Numbers of a step with ``windows`` attention windows.
+
+    >>> work_numbers(2)
+    17
+    """
+    return len(WORK_SCALARS) + windows * len(WORK_BY_WINDOW)
 
 
 class StepWork(NamedTuple, Generic[Number]):
@@ -45,6 +64,21 @@ class StepWork(NamedTuple, Generic[Number]):
     trimmed: Any = 0
     """Tokens by which ``decode_seqs * query_len`` exceeds what is verified, where sequences verify unequal numbers of
     draft tokens; less than ``decode_seqs``."""
+
+    @property
+    def numbers(self) -> list[Any]:
+        """All numbers of the step in a row."""
+        by_window = chain.from_iterable(getattr(self, name) for name in WORK_BY_WINDOW)
+        return [*(getattr(self, name) for name in WORK_SCALARS), *by_window]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[Any]) -> StepWork[Any]:
+        """The step with the given ``numbers``."""
+        scalars, rest = numbers[: len(WORK_SCALARS)], numbers[len(WORK_SCALARS) :]
+        windows = len(rest) // len(WORK_BY_WINDOW)
+        columns = [tuple(rest[place : place + windows]) for place in range(0, len(rest), windows)]
+        fields = dict(zip((*WORK_SCALARS, *WORK_BY_WINDOW), (*scalars, *columns), strict=True))
+        return cls(**fields)
 
     @property
     def decode_tokens(self) -> Any:

@@ -17,9 +17,20 @@ from simulator.serving.engine.schedulers.sglang import SglangScheduler
 from simulator.serving.engine.schedulers.unified import NoEvictScheduler, UnifiedScheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.steady import Steady
-from simulator.serving.engine.work import Work
+from simulator.serving.engine.work import DECODE_SEQS, QUERY_LEN, TRIMMED, WORK_COUNT, Work
 from simulator.serving.host_cache import exposed_load_s
+from simulator.serving.log import SCALARS
 
+REPLICA = cython.declare(cython.longlong, SCALARS.index("replica"))
+START = cython.declare(cython.longlong, SCALARS.index("start_s"))
+SECONDS = cython.declare(cython.longlong, SCALARS.index("seconds"))
+OUTPUT_TOKENS = cython.declare(cython.longlong, SCALARS.index("output_tokens"))
+RUNNING = cython.declare(cython.longlong, SCALARS.index("running"))
+WAITING = cython.declare(cython.longlong, SCALARS.index("waiting"))
+KV_BLOCKS = cython.declare(cython.longlong, SCALARS.index("kv_blocks"))
+STEPS = cython.declare(cython.longlong, SCALARS.index("steps"))
+COPIES = cython.declare(cython.longlong, SCALARS.index("copies_s"))
+WORK_AT = cython.declare(cython.longlong, len(SCALARS))
 MERGED_STEPS = cython.declare(cython.longlong, 64)
 """Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
 COUNTING = (UnifiedScheduler, NoEvictScheduler, PrefillFirstScheduler, SglangScheduler)
@@ -533,23 +544,27 @@ class Engine:
         row: cython.longlong = self._row
         w: cython.longlong
         table: cython.double[:, ::1] = self.output.rows.table
-        if row >= 0 and (self._round != self.output.rows.rounds or table[row, 11] != work.decode_seqs):
+        if row >= 0 and (
+            self._round != self.output.rows.rounds or table[row, WORK_AT + DECODE_SEQS] != work.decode_seqs
+        ):
             row = -1  # prompts that arrive in a decode pool join the batch without a chunk
-        if row >= 0 and (table[row, 12] != work.query_len or table[row, 16] != work.trimmed):
+        if row >= 0 and (
+            table[row, WORK_AT + QUERY_LEN] != work.query_len or table[row, WORK_AT + TRIMMED] != work.trimmed
+        ):
             row = -1  # a budget verifies other numbers of tokens
         if row >= 0 and shares and self._merged < MERGED_STEPS:
             self._merged += 1
             self._merged_waiting += self._waiting
-            table[row, 2] += self._seconds
-            table[row, 3] += delivered
-            table[row, 5] = self._merged_waiting // self._merged
-            table[row, 6] = self._blocks
-            table[row, 7] = self._merged
+            table[row, SECONDS] += self._seconds
+            table[row, OUTPUT_TOKENS] += delivered
+            table[row, WAITING] = self._merged_waiting // self._merged
+            table[row, KV_BLOCKS] = self._blocks
+            table[row, STEPS] = self._merged
             for w in range(work.kinds):
                 self._merged_keys[w] += work.decode_kv_tokens[w]
-                table[row, 17 + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
+                table[row, WORK_AT + WORK_COUNT + 3 * work.kinds + w] = self._merged_keys[w] // self._merged
             if self.output.rows.grouped:
-                self._write_slowest(row)
+                self._slowest().put(table[row], self.output.rows.group_at)
         else:
             row = self._new_row(delivered)
             if self._rows > self.output.rows.full_rows:
@@ -563,59 +578,27 @@ class Engine:
 
     @cython.cfunc
     def _new_row(self, delivered: cython.longlong) -> cython.longlong:
-        """Write a row of ``simulator.serving.log.SCALARS``, the columns by window, and what a policy decided."""
-        work: Work = self.work
-        w: cython.longlong
-        kinds: cython.longlong = work.kinds
+        """Write a row of the log (``simulator.serving.log.SCALARS``)."""
         row: cython.longlong = self.output.rows.new()
         self._rows += 1
         table: cython.double[:, ::1] = self.output.rows.table
-        table[row, 0] = self.index
-        table[row, 1] = self.start
-        table[row, 2] = self._seconds
-        table[row, 3] = delivered
-        table[row, 4] = self._running
-        table[row, 5] = self._waiting
-        table[row, 6] = self._blocks
-        table[row, 7] = 1.0
-        table[row, 8] = work.prefill_seqs
-        table[row, 9] = work.prefill_tokens
-        table[row, 10] = work.sampled_prefills
-        table[row, 11] = work.decode_seqs
-        table[row, 12] = work.query_len
-        table[row, 13] = self._copies_s
-        table[row, 14] = work.longest_kv
-        table[row, 15] = work.tail_kv
-        table[row, 16] = work.trimmed
-        for w in range(kinds):
-            table[row, 17 + w] = work.prefill_pairs[w]
-            table[row, 17 + kinds + w] = work.prefill_kv_tokens[w]
-            table[row, 17 + 2 * kinds + w] = work.sampled_kv_tokens[w]
-            table[row, 17 + 3 * kinds + w] = work.decode_kv_tokens[w]
+        table[row, REPLICA] = self.index
+        table[row, START] = self.start
+        table[row, SECONDS] = self._seconds
+        table[row, OUTPUT_TOKENS] = delivered
+        table[row, RUNNING] = self._running
+        table[row, WAITING] = self._waiting
+        table[row, KV_BLOCKS] = self._blocks
+        table[row, STEPS] = 1.0
+        table[row, COPIES] = self._copies_s
+        self.work.put(table[row], WORK_AT)
         if self._draft is not None:
-            self._draft.put(table[row], 17 + 4 * kinds)
+            self._draft.put(table[row], WORK_AT + WORK_COUNT + 4 * self.work.kinds)
         if self.output.rows.grouped:
-            self._write_slowest(row)
+            self._slowest().put(table[row], self.output.rows.group_at)
         return row
 
     @cython.cfunc
-    def _write_slowest(self, row: cython.longlong) -> None:
-        """What the slowest attention group does, as ``simulator.serving.log.GROUP_SCALARS`` and by window."""
-        work: Work = self.work if self.work.slowest is None else self.work.slowest
-        w: cython.longlong
-        kinds: cython.longlong = work.kinds
-        at: cython.longlong = self.output.rows.group_at
-        table: cython.double[:, ::1] = self.output.rows.table
-        table[row, at] = work.prefill_seqs
-        table[row, at + 1] = work.prefill_tokens
-        table[row, at + 2] = work.sampled_prefills
-        table[row, at + 3] = work.decode_seqs
-        table[row, at + 4] = work.query_len
-        table[row, at + 5] = work.longest_kv
-        table[row, at + 6] = work.tail_kv
-        table[row, at + 7] = work.dp_imbalance
-        for w in range(kinds):
-            table[row, at + 8 + w] = work.prefill_pairs[w]
-            table[row, at + 8 + kinds + w] = work.prefill_kv_tokens[w]
-            table[row, at + 8 + 2 * kinds + w] = work.sampled_kv_tokens[w]
-            table[row, at + 8 + 3 * kinds + w] = work.decode_kv_tokens[w]
+    def _slowest(self) -> Work:
+        """Work of the slowest attention group."""
+        return self.work if self.work.slowest is None else self.work.slowest

@@ -10,7 +10,7 @@ import numpy as np
 from hwprofiles.formulas import CODES
 from simulator.serving.engine.common import NAN, SOURCE, ceil, cython, exp, floor, isnan, log, log2, pow
 from simulator.serving.engine.drafting import DraftWork
-from simulator.serving.engine.work import Work
+from simulator.serving.engine.work import WORK_COUNT, Work
 from simulator.serving.recording import (
     BRANCH,
     BY_COUNT,
@@ -18,7 +18,6 @@ from simulator.serving.recording import (
     BY_TERMS,
     END,
     EXTENDING,
-    SCALARS,
     WIDTH,
     numbers_of,
     recorded,
@@ -47,7 +46,6 @@ END_STEP = cython.declare(cython.longlong, END)
 COUNT_STEP = cython.declare(cython.longlong, BY_COUNT)
 KEYS_STEP = cython.declare(cython.longlong, BY_KEYS)
 TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
-SCALARS_TAKEN = cython.declare(cython.longlong, SCALARS)
 
 
 @cython.final
@@ -337,7 +335,7 @@ class Program:
         values: cython.double[::1] = repeated.values
         steps: cython.longlong[::1] = repeated.steps
         for w in range(work.kinds):
-            values[SCALARS_TAKEN + 3 * work.kinds + w] = work.decode_kv_tokens[w]
+            values[WORK_COUNT + 3 * work.kinds + w] = work.decode_kv_tokens[w]
         for w in range(0, len(steps), 6):
             first, second, third = values[steps[w + 3]], values[steps[w + 4]], values[steps[w + 5]]
             if steps[w] < BRANCH_STEP:
@@ -351,7 +349,7 @@ class Program:
         """The steps on the latest way, to ``end``, that depend on the keys, 6 numbers each; None where it branches on
         them or looks them up in anything but a table."""
         step: cython.longlong = 0
-        moved = {SCALARS_TAKEN + 3 * work.kinds + w for w in range(work.kinds)}
+        moved = {WORK_COUNT + 3 * work.kinds + w for w in range(work.kinds)}
         kept = array("q")
         while step != end:
             operation, place, *_ = numbers = list(self.steps[step])
@@ -382,9 +380,9 @@ class Program:
         if work.slowest is not None:
             work = work.slowest
         while True:
-            self._take(work)
+            work.put(self.values, 0)
             if draft is not None:
-                draft.put(self.values, 9 + 4 * work.kinds)
+                draft.put(self.values, WORK_COUNT + 4 * work.kinds)
             end = self._run()
             if end >= 0:
                 return end
@@ -428,27 +426,6 @@ class Program:
         self.operands = array("q", [operands for _, _, operands in recording.sources])
         self.steps = np.array(recording.steps, dtype=np.int64).reshape(-1, WIDTH)
         self.values = array("d", recording.values)
-
-    @cython.cfunc
-    def _take(self, work: Work) -> None:
-        """Put a step into the first values, as ``simulator.serving.recording.numbers_of`` orders them."""
-        w: cython.longlong
-        kinds: cython.longlong = work.kinds
-        values: cython.double[::1] = self.values
-        values[0] = work.prefill_seqs
-        values[1] = work.prefill_tokens
-        values[2] = work.sampled_prefills
-        values[3] = work.decode_seqs
-        values[4] = work.query_len
-        values[5] = work.longest_kv
-        values[6] = work.tail_kv
-        values[7] = work.dp_imbalance
-        values[8] = work.trimmed
-        for w in range(kinds):
-            values[9 + w] = work.prefill_pairs[w]
-            values[9 + kinds + w] = work.prefill_kv_tokens[w]
-            values[9 + 2 * kinds + w] = work.sampled_kv_tokens[w]
-            values[9 + 3 * kinds + w] = work.decode_kv_tokens[w]
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc

@@ -8,6 +8,18 @@ from typing import Any
 from simulator.serving.engine.common import MANY, cython
 from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.timing import StepWork, causal_pairs
+from simulator.timing.work import WORK_SCALARS
+
+WORK_COUNT = cython.declare(cython.longlong, len(WORK_SCALARS))
+PREFILL_SEQS = cython.declare(cython.longlong, WORK_SCALARS.index("prefill_seqs"))
+PREFILL_TOKENS = cython.declare(cython.longlong, WORK_SCALARS.index("prefill_tokens"))
+SAMPLED_PREFILLS = cython.declare(cython.longlong, WORK_SCALARS.index("sampled_prefills"))
+DECODE_SEQS = cython.declare(cython.longlong, WORK_SCALARS.index("decode_seqs"))
+QUERY_LEN = cython.declare(cython.longlong, WORK_SCALARS.index("query_len"))
+LONGEST_KV = cython.declare(cython.longlong, WORK_SCALARS.index("longest_kv"))
+TAIL_KV = cython.declare(cython.longlong, WORK_SCALARS.index("tail_kv"))
+DP_IMBALANCE = cython.declare(cython.longlong, WORK_SCALARS.index("dp_imbalance"))
+TRIMMED = cython.declare(cython.longlong, WORK_SCALARS.index("trimmed"))
 
 
 @cython.final
@@ -186,6 +198,27 @@ class Work:
             sequence = cython.cast(Sequence, sequences[place])
             total += min(sequence.computed_tokens + self.query_len, most)
         return total
+
+    @cython.cfunc
+    def put(self, numbers: cython.double[::1], at: cython.longlong) -> None:
+        """Write ``StepWork.numbers`` into others from a place on."""
+        w: cython.longlong
+        kinds: cython.longlong = self.kinds
+        by_window: cython.longlong = at + WORK_COUNT
+        numbers[at + PREFILL_SEQS] = self.prefill_seqs
+        numbers[at + PREFILL_TOKENS] = self.prefill_tokens
+        numbers[at + SAMPLED_PREFILLS] = self.sampled_prefills
+        numbers[at + DECODE_SEQS] = self.decode_seqs
+        numbers[at + QUERY_LEN] = self.query_len
+        numbers[at + LONGEST_KV] = self.longest_kv
+        numbers[at + TAIL_KV] = self.tail_kv
+        numbers[at + DP_IMBALANCE] = self.dp_imbalance
+        numbers[at + TRIMMED] = self.trimmed
+        for w in range(kinds):
+            numbers[by_window + w] = self.prefill_pairs[w]
+            numbers[by_window + kinds + w] = self.prefill_kv_tokens[w]
+            numbers[by_window + 2 * kinds + w] = self.sampled_kv_tokens[w]
+            numbers[by_window + 3 * kinds + w] = self.decode_kv_tokens[w]
 
     def step_work(self) -> StepWork[int]:
         """The same as timing models take it: of several attention groups, what the slowest does."""
