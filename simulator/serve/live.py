@@ -90,9 +90,8 @@ class _Log(RunLog):
 
     def drop_gaps(self) -> None:
         """Forget gaps between tokens that nobody will ask for."""
-        for (what, *_), made in self.shared.items():
-            if what == "output":
-                made.gaps.forget()
+        for output in self.outputs.values():
+            output.gaps.forget()
 
 
 def _groups(scheduler: Any) -> Sequence[Any]:

@@ -12,28 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray, IntArray
-from simulator.serving.records import GapCounts
+from simulator.serving.records import SCALARS, GapCounts
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.work import WORK_SCALARS, work_numbers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import HolderIndex, HostCache
+    from simulator.serving.engine import HolderIndex, HostCache, Output
 
-
-SCALARS = (
-    "replica",
-    "start_s",
-    "seconds",
-    "output_tokens",
-    "running",
-    "waiting",
-    "kv_blocks",
-    "steps",
-    "copies_s",
-)
-"""First columns of a step row; after them stand the numbers of its work (``StepWork.numbers``), those of the drafter
-where a policy decides what it does, and the work of the slowest attention group where there are several."""
 
 DRAFT_SCALARS = 4
 """Columns of a ``DraftStep`` that precede its per-window columns."""
@@ -243,8 +229,8 @@ class RunLog:
     """Seconds of all pipeline stages while any batch was in flight."""
     scaling: ScalingLog | None = None
     """History of the autoscaler; None without one."""
-    shared: dict[Any, Any] = field(default_factory=dict)
-    """Objects shared by the replicas of a run: prices, random draws, and the output not yet written."""
+    outputs: dict[str, Output] = field(default_factory=dict)
+    """Output not yet written, by the engine that runs (``SOURCE`` of its module)."""
     gap_tables: list[GapCounts] = field(default_factory=list)
     """Token gaps of buffers that were full, and of worker processes."""
 
@@ -304,7 +290,7 @@ class RunLog:
 
     def gaps(self) -> GapCounts:
         """Gaps between token deliveries, and how many requests saw each."""
-        buffered = [GapCounts(*made.gaps.table()) for (what, *_), made in self.shared.items() if what == "output"]
+        buffered = [GapCounts(*output.gaps.table()) for output in self.outputs.values()]
         return GapCounts.pooled([*buffered, *self.gap_tables])
 
     def pool_gaps(self, gap_s: FloatArray, count: IntArray) -> None:
@@ -313,6 +299,5 @@ class RunLog:
 
     def settle(self) -> None:
         """Write the step rows that are still buffered, at the end of a run."""
-        for (what, *_), made in self.shared.items():
-            if what == "output":
-                made.rows.flush()
+        for output in self.outputs.values():
+            output.rows.flush()

@@ -12,6 +12,19 @@ from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.tables import Table
 from simulator.serving.clock import TICKS_PER_S
 
+SCALARS = (
+    "replica",
+    "start_s",
+    "seconds",
+    "output_tokens",
+    "running",
+    "waiting",
+    "kv_blocks",
+    "steps",
+    "copies_s",
+)
+"""First columns of a step row; after them stand the numbers of its work (``StepWork.numbers``), those of the drafter
+where a policy decides what it does, and the work of the slowest attention group where there are several."""
 MOST_GAPS = 1 << 18
 """Rows of a table of token gaps beyond which it is kept in bins."""
 BIN_BITS = 17

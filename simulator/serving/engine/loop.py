@@ -19,7 +19,7 @@ from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.steady import Steady
 from simulator.serving.engine.work import DECODE_SEQS, QUERY_LEN, TRIMMED, WORK_COUNT, Work
 from simulator.serving.host_cache import exposed_load_s
-from simulator.serving.log import SCALARS
+from simulator.serving.records import SCALARS
 
 REPLICA = cython.declare(cython.longlong, SCALARS.index("replica"))
 START = cython.declare(cython.longlong, SCALARS.index("start_s"))
@@ -578,7 +578,7 @@ class Engine:
 
     @cython.cfunc
     def _new_row(self, delivered: cython.longlong) -> cython.longlong:
-        """Write a row of the log (``simulator.serving.log.SCALARS``)."""
+        """Write a row of the log (``simulator.serving.records.SCALARS``)."""
         row: cython.longlong = self.output.rows.new()
         self._rows += 1
         table: cython.double[:, ::1] = self.output.rows.table

@@ -15,7 +15,7 @@ from simulator.serving.fleet.autoscaler import Autoscaler
 from simulator.serving.fleet.faults import Faults, break_down
 from simulator.serving.fleet.fleet_config import AutoscalerConfig, Role, RouterConfig
 from simulator.serving.fleet.forked import Helper, shares
-from simulator.serving.fleet.pool import Pool
+from simulator.serving.fleet.pool import Pool, ReplicaBuilder
 from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.fleet.router import Router
 from simulator.serving.fleet.routing import routing_policy
@@ -109,7 +109,7 @@ class Fleet:
         """Run replicas that have nothing to do with each other: requests are dealt round robin. Returns the blocks that
         requests still hold at the end."""
         (pool,) = self.pools
-        most = log.stream.max_concurrency
+        most, builder = log.stream.max_concurrency, ReplicaBuilder(pool, log)
 
         def requests_of(index: int) -> Sequence[int]:
             return served[index :: pool.replicas]
@@ -123,7 +123,7 @@ class Fleet:
                     if most is None
                     else ClosedLoopSource(requests, most, log, pool.limits)
                 )
-                replica = pool.replica(index, source, log)
+                replica = builder.replica(index, source)
                 replica.engine.run()
                 log.settle()  # rows are shared and handed over alike, whichever replicas ran before in this process
                 held += replica.held_blocks
@@ -156,7 +156,8 @@ class FleetRun:
         mixed = fleet.mixed("both", "prefill")
         self.router = Router(env, log, served, routing_policy(fleet.routing, fleet.router, log), fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
-        self.sources = [self._make_replica(fleet, index, pool) for index, pool in enumerate(fleet.replicas)]
+        builders = [builder for pool in fleet.pools for builder in [ReplicaBuilder(pool, log)] * pool.replicas]
+        self.sources = [self._make_replica(index, builder) for index, builder in enumerate(builders)]
         self.steps: list[Lockstep] = []
         """Of the replicas that run compiled, and of those that run interpreted."""
         for lockstep in dict.fromkeys(replica.lockstep for replica in self.replicas):
@@ -205,11 +206,11 @@ class FleetRun:
         samples_first = next(iter(fleet.links.values())).samples_first
         return Transfers(self._env, self.log, link_of, samples_first, decode_policy, fleet.mixed("decode"))
 
-    def _make_replica(self, fleet: Fleet, index: int, pool: Pool) -> ReplicaEndpoint:
-        env, log, router, transfers = self._env, self.log, self.router, self._transfers
+    def _make_replica(self, index: int, builder: ReplicaBuilder) -> ReplicaEndpoint:
+        env, log, router, transfers, pool = self._env, self.log, self.router, self._transfers, builder.pool
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         source = ReplicaEndpoint(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        replica = pool.replica(index, source, log, self._resumed, transfers)
+        replica = builder.replica(index, source, self._resumed, transfers)
         self.replicas.append(replica)
         source.prefix_cache = replica.prefix_cache
         return source

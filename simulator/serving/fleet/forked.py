@@ -98,9 +98,8 @@ class Helper:
                 return self._serve(self._numbers)
             file.seek(-8, os.SEEK_END)
             left = int.from_bytes(file.read(8), "little")
-            for (what, *_), made in log.shared.items():
-                if what == "output":
-                    made.rows.flush()
+            for output in log.outputs.values():
+                output.rows.flush()
             file.seek(0)
             while left:
                 piece = file.read(min(left, 8 * log.steps.width * CONDENSED_AT))

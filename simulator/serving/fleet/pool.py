@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from functools import partial
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from simulator.speculation.confidence import VerifyBudget
 from simulator.timing import EngineTimer, ModelTimer, StagedTimer
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import Engine, NoPrefixCache, Scheduler, Sequence
+    from simulator.serving.engine import Budget, Engine, NoPrefixCache, Prices, Scheduler, Sequence
     from simulator.speculation.attention_level.drawn import DrawnHits, DrawnTimer
     from traces import PrefixHashes
 
@@ -56,26 +57,55 @@ class Pool:
 
     @property
     def rules(self) -> SchedulerFacts:
-        """What is to be known of the batching rule."""
+        """Facts about the batching rule."""
         return SCHEDULERS[self.scheduler]
 
     @property
     def staged(self) -> bool:
-        """Whether its replicas have pipeline stages."""
+        """True if its replicas have pipeline stages."""
         return isinstance(self.timer, StagedTimer)
 
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
-        """Why a request can never be served here, or None when it can."""
+        """Reason why a request can never be served here, or None when it can."""
         if self.role != "prefill":
             return self.limits.refusal(input_tokens, output_tokens)
         # A request that starts again after a failure has its delivered tokens behind its prompt.
         return self.limits.refusal(input_tokens + output_tokens - 1, 1)
 
+    @property
+    def interpreted(self) -> bool:
+        """True if its replicas run the engine's source: as configured, or for a custom scheduler that builds on it."""
+        make = self.rules.make
+        is_custom = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
+        return is_custom or self.stepping == "exact-steps"
+
+    def shares_blocks(self, hashes: PrefixHashes | None) -> TypeGuard[PrefixHashes]:
+        """True if its requests can share KV blocks: prefix caching is on, and the requests have prefix hashes."""
+        return hashes is not None and self.prefix_caching
+
+
+class ReplicaBuilder:
+    """Builds the replicas of a pool in one run; they share prices, random draws, the draft budget and the output.
+
+    Args:
+        pool: the replicas.
+        log: where results go.
+    """
+
+    def __init__(self, pool: Pool, log: RunLog) -> None:
+        self.pool, self.log = pool, log
+        engine = self.engine = engine_module(pool.interpreted)
+        self._exact = pool.stepping == "exact-steps"
+        if engine.SOURCE not in log.outputs:
+            log.outputs[engine.SOURCE] = engine.Output(log, self._exact)
+        self._draws = None if pool.sampler is None else engine.Draws(pool.sampler)
+        self._budget = self._make_budget()
+        self._prices = self._make_prices(pool.timer) if pool.hits is None else None
+
     def replica(
         self,
         index: int,
         source: RequestSource,
-        log: RunLog,
         resumed: dict[int, Sequence] | None = None,
         kv_transfers: KvTransfers | None = None,
     ) -> ServingReplica:
@@ -84,84 +114,68 @@ class Pool:
         Args:
             index: its number.
             source: where its requests come from.
-            log: where results go.
             resumed: requests that start again after a failure, as they were in the replica that failed.
             kv_transfers: from prefill to decode replicas, if the two are disaggregated.
         """
-        oracle = self.stepping == "exact-steps"
-        engine = engine_module(self.interpreted)
-        timer, staged = self.timer, self.staged
-        scaled = self.step_factors != (1.0, 1.0)
-        make = "PipelinedScheduler" if staged else self.rules.make
-
-        def make_scheduler() -> Scheduler:
-            rule = getattr(engine, make) if isinstance(make, str) else make
-            groups = self.limits.groups
-            swap = None if self.swap is None else replace(self.swap, num_blocks=self.swap.num_blocks // groups)
-            made: list[Scheduler] = [rule(self.limits, cache, swap) for cache in self._caches(engine, log, index)]
-            grouped: Scheduler = made[0] if groups == 1 else engine.GroupedScheduler(self.limits, made, self.swap)
-            return grouped
-
-        def shared(what: str, owner: object, make: Callable[[], Any]) -> Any:
-            value = log.shared.get((what, engine.SOURCE, id(owner)))
-            if value is None:
-                value = log.shared[what, engine.SOURCE, id(owner)] = make()
-            return value
-
-        replica_timer: EngineTimer | DrawnTimer = timer
-        if self.hits is not None:
+        pool, engine, timer = self.pool, self.engine, self.pool.timer
+        prices = self._prices
+        if pool.hits is not None:
             assert isinstance(timer, ModelTimer)
-            replica_timer = self.hits.timer(timer, index)
-
-        def make_prices() -> Any:
-            # The oracle asks the timing model itself, so that the tables are held against it too.
-            prices = engine.Prices(replica_timer) if oracle or replica_timer is not timer else prices_of(timer, engine)
-            return engine.ScaledPrices(prices, *self.step_factors) if scaled else prices
-
-        def make_budget() -> Any:
-            if self.budget is None or self.sampler is None:
-                return None
-            classes = len(np.atleast_2d(self.sampler.rates))
-            if self.budget.confidence == "calibrated" and classes != len(self.budget.worth):
-                raise ValueError(f"the rule knows {len(self.budget.worth)} classes of drafts, {classes} are drawn")
-            most_tokens = self.limits.max_num_seqs * self.limits.query_len
-            return engine.Budget(self.budget, draws, most_tokens)
-
+            prices = self._make_prices(pool.hits.timer(timer, index))
         stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
-        draws = shared("draws", self.sampler, lambda: self.sampler and engine.Draws(self.sampler))
-        core: Engine = (engine.PipelinedEngine if staged else engine.Engine)(
+        core: Engine = (engine.PipelinedEngine if stages else engine.Engine)(
             **stages,
             index=index,
             source=source,
-            scheduler=make_scheduler(),
-            prices=shared("prices", replica_timer, make_prices),
-            output=shared("output", log, lambda: engine.Output(log, oracle)),
-            draws=draws,
-            budget=shared("budget", self.budget, make_budget),
-            drafting=None if self.rule is None else engine.Drafting(self.rule, self.limits, timer.windows),
+            scheduler=self._make_scheduler(index),
+            prices=prices,
+            output=self.log.outputs[engine.SOURCE],
+            draws=self._draws,
+            budget=self._budget,
+            drafting=None if pool.rule is None else engine.Drafting(pool.rule, pool.limits, timer.windows),
             resumed=resumed,
             kv_transfers=kv_transfers,
-            prefill_only=self.role == "prefill",
-            offload=self.offload,
+            prefill_only=pool.role == "prefill",
+            offload=pool.offload,
         )
-        return ServingReplica(core, source, make_scheduler, engine.Lockstep)
+        return ServingReplica(core, source, partial(self._make_scheduler, index), engine.Lockstep)
 
-    @property
-    def interpreted(self) -> bool:
-        """Whether its replicas run the engine's source: as configured, or for a custom scheduler that builds on
-        it."""
-        make = self.rules.make
-        is_custom = isinstance(make, type) and issubclass(make, engine_module(interpreted=True).Scheduler)
-        return is_custom or self.stepping == "exact-steps"
+    def _make_prices(self, timer: EngineTimer | DrawnTimer) -> Prices:
+        """Step prices, scaled where ``step_factors`` says so.
 
-    def shares_blocks(self, hashes: PrefixHashes | None) -> TypeGuard[PrefixHashes]:
-        """Whether its requests can share KV blocks: prefix caching is on, and the requests have prefix hashes."""
-        return hashes is not None and self.prefix_caching
+        The oracle asks the timing model itself, so that the tables are held against it too.
+        """
+        plain = self._exact or timer is not self.pool.timer
+        prices: Prices = self.engine.Prices(timer) if plain else prices_of(self.pool.timer, self.engine)
+        factors = self.pool.step_factors
+        return prices if factors == (1.0, 1.0) else self.engine.ScaledPrices(prices, *factors)
 
-    def _caches(self, engine: Any, log: RunLog, replica: int) -> Iterator[NoPrefixCache]:
+    def _make_budget(self) -> Budget | None:
+        """The rule for draft tokens to verify; None without one."""
+        pool, rule = self.pool, self.pool.budget
+        if rule is None or pool.sampler is None:
+            return None
+        classes = len(np.atleast_2d(pool.sampler.rates))
+        if rule.confidence == "calibrated" and classes != len(rule.worth):
+            raise ValueError(f"the rule knows {len(rule.worth)} classes of drafts, {classes} are drawn")
+        budget: Budget = self.engine.Budget(rule, self._draws, pool.limits.max_num_seqs * pool.limits.query_len)
+        return budget
+
+    def _make_scheduler(self, index: int) -> Scheduler:
+        """The batching rule of a replica, with empty caches; one for each attention group, and one above them."""
+        pool, engine, limits = self.pool, self.engine, self.pool.limits
+        make = "PipelinedScheduler" if pool.staged else pool.rules.make
+        rule = getattr(engine, make) if isinstance(make, str) else make
+        swap = None if pool.swap is None else replace(pool.swap, num_blocks=pool.swap.num_blocks // limits.groups)
+        made: list[Scheduler] = [rule(limits, cache, swap) for cache in self._caches(index)]
+        grouped: Scheduler = made[0] if limits.groups == 1 else engine.GroupedScheduler(limits, made, pool.swap)
+        return grouped
+
+    def _caches(self, replica: int) -> Iterator[NoPrefixCache]:
         """The prefix cache of each attention group; a prefix-aware router uses the first."""
-        hashes, groups = log.stream.prefix_hashes, self.limits.groups
-        if not self.shares_blocks(hashes):
+        pool, engine, log = self.pool, self.engine, self.log
+        hashes, groups = log.stream.prefix_hashes, pool.limits.groups
+        if not pool.shares_blocks(hashes):
             yield from (engine.NoPrefixCache() for _ in range(groups))
             return
         outputs = log.output_tokens if log.stream.answers_hashed else None
@@ -169,9 +183,9 @@ class Pool:
             log.holders.drop_all(replica)
         for group in range(groups):
             host = None
-            if self.offload is not None:
-                host = engine.HostCache(self.offload.num_blocks // groups)
+            if pool.offload is not None:
+                host = engine.HostCache(pool.offload.num_blocks // groups)
                 log.host_caches.append(host)
             holders = None if group else log.holders
-            size, page = self.limits.block_size, self.limits.page_tokens
+            size, page = pool.limits.block_size, pool.limits.page_tokens
             yield engine.PrefixCache(hashes, size, log.input_tokens, outputs, host, holders, replica, page)

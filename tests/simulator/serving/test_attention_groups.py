@@ -9,6 +9,7 @@ from forerun.errors import ForerunError
 from simulator import simulate
 from simulator.running.build import build_replica
 from simulator.serving.compiled import engine_module
+from simulator.serving.fleet.pool import ReplicaBuilder
 from simulator.serving.log import RunLog, StepLog
 from simulator.serving.request_source import OpenLoopSource
 from simulator.workload.generate import generate_requests
@@ -87,7 +88,7 @@ def build_scheduler(scenario):
     """The batching rule of a replica, interpreted."""
     pool = build_replica(scenario.with_values({"engine.stepping": "exact-steps"}), 0).main
     log = RunLog(generate_requests(scenario.workload, 0), StepLog(1, grouped=True), 0)
-    return pool.replica(0, OpenLoopSource([], log, pool.limits), log).scheduler
+    return ReplicaBuilder(pool, log).replica(0, OpenLoopSource([], log, pool.limits)).scheduler
 
 
 def test_the_step_is_that_of_the_slowest_group():

@@ -225,7 +225,7 @@ def test_a_custom_scheduler_interprets_its_own_replicas_alone(monkeypatch, data,
     faults = Faults(FaultsConfig(events=down), 0) if fails else None
     fleet = Fleet(pools, data.draw(st.sampled_from(["round-robin", "kv-aware"])), links=links, faults=faults)
     mixed, exact = fleet.run(stream), changed(fleet, stepping="exact-steps").run(stream)
-    assert {engine for kind, engine, _ in mixed.shared if kind == "output"} == {engine_module().SOURCE, "interpreted"}
+    assert mixed.outputs.keys() == {engine_module().SOURCE, "interpreted"}
     assert_same(mixed, exact)
 
 
