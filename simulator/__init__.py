@@ -3,7 +3,7 @@
 >>> import simulator as fr
 >>> result = fr.simulate(fr.load_scenario("examples/chat-h100-draft.yaml"))
 >>> result.summary["completed"]
-200
+1000
 """
 
 from forerun.lazy import lazy_names
