@@ -30,7 +30,7 @@ from simulator.timing.kernels import (
     price,
 )
 from simulator.timing.step import StepTimer
-from simulator.timing.work import Number, StepWork, decode_work, mean_sequence, some_steps
+from simulator.timing.work import Number, StepWork, decode_work, mean_sequence, slowest_group, some_steps
 
 TOKEN_BYTES = 4.0
 """A token id on the wire: int32."""
@@ -289,16 +289,11 @@ def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[A
         draft: the skipped tokens.
         modules: modules with a KV cache of their own.
     """
-    tokens, most = draft.skipped_tokens, step.max_tokens
-    if fusion is not None:
-        most = min(most, fusion.table.most)
-    full = (tokens - (tokens > 0)) // most
-    rest = tokens - full * most
-    zero = 0 * tokens
+    zero = 0 * draft.skipped_tokens
     none = (zero,) * len(step.windows)
-    last = StepWork(
+    skipped = StepWork(
         prefill_seqs=draft.skipped_seqs,
-        prefill_tokens=rest,
+        prefill_tokens=draft.skipped_tokens,
         prefill_pairs=draft.skipped_pairs,
         prefill_kv_tokens=draft.skipped_kv_tokens,
         sampled_prefills=zero,
@@ -307,17 +302,13 @@ def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[A
         query_len=zero + 1,
         decode_kv_tokens=none,
     )
-    whole = StepWork(
-        prefill_seqs=zero,
-        prefill_tokens=zero + most,
-        prefill_pairs=none,
-        prefill_kv_tokens=none,
-        sampled_prefills=zero,
-        sampled_kv_tokens=none,
-        decode_seqs=zero,
-        query_len=zero + 1,
-        decode_kv_tokens=none,
-    )
+    skipped = slowest_group(skipped, step.deployment.attention_data_parallel)
+    tokens, most = skipped.prefill_tokens, step.max_tokens
+    if fusion is not None:
+        most = min(most, fusion.table.most)
+    full = (tokens - (tokens > 0)) // most
+    last = skipped._replace(prefill_tokens=tokens - full * most)
+    whole = skipped._replace(prefill_seqs=zero, prefill_tokens=zero + most, prefill_pairs=none, prefill_kv_tokens=none)
     for work, times in ((last, modules * (tokens > 0)), (whole, modules * full)):
         yield Part(times, step, (work, zero))
         if fusion is not None:

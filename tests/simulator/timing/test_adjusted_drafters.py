@@ -1,6 +1,8 @@
 """Drafters under a policy: fewer tokens in some steps, none in others, catching up after a rest, on the same and on
 another device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from drafter_prices import caught_up
@@ -11,7 +13,15 @@ from timing_steps import arrays, decode, stacked
 
 from forerun.errors import ForerunError
 from hwprofiles import load_link
-from simulator.timing import AdjustedDrafter, Costs, DraftStep, RemoteDrafter, host_part, load_draft_overhead
+from simulator.timing import (
+    AdjustedDrafter,
+    Costs,
+    DraftStep,
+    RemoteDrafter,
+    drafting_seconds,
+    host_part,
+    load_draft_overhead,
+)
 
 LINK = load_link("pcie5-x16")
 STATE_BYTES = 8192.0
@@ -107,6 +117,18 @@ def test_what_was_skipped_is_computed_once_by_drafters_with_a_cache(name):
         return
     assert costs[1].flops[0] > 60 * costs[0].flops[0], "64 times the tokens, and attention among them"
     assert costs[0].device_s[0] < costs[1].device_s[0] < 64 * costs[0].device_s[0]
+
+
+def test_attention_groups_catch_up_on_their_own_sequences():
+    """More tokens than one pass takes: eight sequences of four groups take as long as two of one, also among many."""
+    alone = made("eagle3")
+    deployment = replace(alone.step.deployment, attention_data_parallel=4)
+    groups = replace(alone, step=replace(alone.step, deployment=deployment))
+    each = 2 * alone.step.max_tokens
+    few, many = (drafted(2, skipped=seqs * each, seqs=seqs) for seqs in (2, 8))
+    costs = caught_up(groups, stacked([many, drafted(2)]))
+    assert (costs.device_s + costs.host_s)[0] == pytest.approx(drafting_seconds(groups.catch_up(many)), rel=1e-9)
+    assert costs.device_s[0] == pytest.approx(caught_up(alone, stacked([few])).device_s[0], rel=0.02)
 
 
 def test_separate_modules_each_catch_up():
