@@ -170,7 +170,7 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
 
 
 def _published_chip(word: str) -> str | None:
-    """The table's chip of a device name: ``none`` for a device that no profile describes, None if it names no chip."""
+    """Chip of a device name by the table: ``none`` for a device without a profile, None for no chip."""
     chips: dict[str, str | None] = packaged("hwprofiles", "published.yaml")["chips"]
     return next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
 

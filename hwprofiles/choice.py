@@ -60,8 +60,9 @@ def weakest(bases: Iterable[str]) -> str:
 
 
 def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str, Num]) -> Num:
-    """Whether every size (a number or an array) lies in its fitted range. Skips sizes that only one of the two tables
-    contains."""
+    """True where every size, a number or an array, lies in its fitted range.
+
+    Skips sizes that only one of the two tables contains."""
     inside: Num = True
     for name in ranges.keys() & sizes.keys():
         low, high = ranges[name]

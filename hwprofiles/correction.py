@@ -204,7 +204,7 @@ class Correction(NamedTuple):
         return [(name, self.ranges.get(name, (0.0, np.inf))) for name in SIZES[family]]
 
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
-        """Return a fast function for kernels that differ in a few sizes, called one by one: a fiftieth of the time.
+        """Return a function for kernels that differ in a few sizes, called one by one, fifty times as fast.
 
         Every single hinge function is linear in the logarithms of the variable sizes. The function also accepts traced
         numbers.

@@ -74,7 +74,7 @@ LIBRARIES = (
 
 
 CORRECTED = True
-"""Whether learned corrections are applied by default (``engine.kernel_correction``)."""
+"""True if learned corrections are applied by default (``engine.kernel_correction``)."""
 
 
 def _heads(shape: AttentionShape) -> dict[str, Num]:
@@ -172,7 +172,7 @@ class KernelLibrary:
     def interval(
         self, family: str, dtype: str, sizes: Mapping[str, Num], bound: Num, assumed: bool = False
     ) -> tuple[Num, Num]:
-        """Bounds of the 90 % interval of a kernel of these sizes, as factors on its time; (1, 1) if unknown.
+        """Bounds of the 90 % interval of a kernel, as factors on its time; (1, 1) if unknown.
 
         Args:
             family: of kernel parameters.
@@ -414,7 +414,7 @@ class KernelLibrary:
         return tail_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
     def one_pass(self, shape: AttentionShape) -> bool:
-        """Whether a single kernel serves the prompt chunks and the single queries of a batch."""
+        """True if a single kernel serves the prompt chunks and the single queries of a batch."""
         return cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel)).mixed == "one-pass"
 
     def attention_mixed(

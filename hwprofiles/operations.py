@@ -1,4 +1,4 @@
-"""The table of kernel operations: the columns of each, the library call that prices them, and the set that a fit makes.
+"""The table of kernel operations: columns, the library call that prices them, and the fitted parameter set.
 
 ``predict_kernel`` reads one row of it from text; replay and calibration read the columns of a kernel trace as arrays.
 """
@@ -39,7 +39,7 @@ class _Column(NamedTuple):
     whole: bool = True
     allowed: Collection[str] = ()
     noun: str = ""
-    """What an allowed text is; empty = any text, or a number."""
+    """Noun for an allowed text; empty = any text, or a number."""
 
 
 class _Operation(NamedTuple):
@@ -51,7 +51,7 @@ class _Operation(NamedTuple):
     call: Callable[[KernelRow], PriceCall]
     """From columns to the call of the library that prices them."""
     stored: Callable[[KernelRow], str]
-    """From columns to the name of the parameter set: format of the stored operand, and of the kernel if it has one."""
+    """Name of the parameter set by columns: format of the stored operand, and of the kernel if it has one."""
     words: tuple[str, ...]
     """Text columns on which the call depends."""
     held: tuple[str, ...] = ()

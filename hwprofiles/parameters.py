@@ -275,7 +275,7 @@ class PrefillParameters(FamilyParameters):
     tile_columns: float = 64.0
     """Keys per step of a tile."""
     packing: Literal["always", "single", "never"] = "always"
-    """Whether query heads that share a KV head fill one tile: always, only for single queries, never."""
+    """True if query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
@@ -312,7 +312,7 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     """Time per key of a work item that runs alone, when the KV axis is not split and the longest sequences finish after
     the others, in seconds; 0 = a batch of unequal lengths takes the same time as at its mean length."""
     writes_cache: bool = False
-    """Whether the measured time includes the write of new keys and values into the paged cache."""
+    """True if the measured time includes the write of new keys and values into the paged cache."""
     unpacked: UnpackedKernel | None = None
     """Kernel that processes query heads one by one when the packed kernel is not used; None = no such kernel."""
 
@@ -365,7 +365,7 @@ class MoeParameters(FamilyParameters):
     """Share of the memory bandwidth at which activations are gathered and scattered."""
     overlap: Positive
     local_only: bool = False
-    """Whether only assignments to this chip's experts are gathered and combined, not all tokens' (expert
+    """True if only assignments to this chip's experts are gathered and combined, not all tokens' (expert
     parallelism)."""
     wave_s: NonNegative = 0.0
     core_bandwidth_ratio: NonNegative = 0.0
@@ -393,7 +393,7 @@ class ElementwiseParameters(FamilyParameters):
     cold_s: NonNegative = 0.0
     """Additional time of a pass whose operands and code are in no cache, independent of size, in seconds."""
     chained: bool = False
-    """Whether a pass in an engine step reads the output of the previous kernel from the on-chip store."""
+    """True if a pass in an engine step reads the output of the previous kernel from the on-chip store."""
 
 
 class RecurrentPrefillParameters(FamilyParameters):

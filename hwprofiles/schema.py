@@ -70,7 +70,7 @@ class Compute(Group):
     clock_hz: Hertz | None = None
     dense_flops_per_s: dict[str, Flops]
     asynchronous: bool = False
-    """Whether copies into a core overlap with its arithmetic (Hopper and later: TMA, persistent warp-specialised
+    """True if copies into a core overlap with its arithmetic (Hopper and later: TMA, persistent warp-specialised
     kernels)."""
     exponentials_per_clock: float = Field(default=16.0, gt=0)
     """Exponentials of a core per clock cycle (special function units): softmax beside the products of attention."""
@@ -79,7 +79,7 @@ class Compute(Group):
 
     @property
     def multiplies_fp4(self) -> bool:
-        """Whether it has arithmetic in 4-bit floats."""
+        """True if it has arithmetic in 4-bit floats."""
         return "fp4" in self.dense_flops_per_s
 
     @field_validator("dense_flops_per_s", "fidelity")
@@ -196,7 +196,7 @@ class Chip(Record):
     _corrections: Path | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two profiles have equal fields; the file they were read from does not matter."""
+        """True if two profiles have equal fields; the file they were read from does not matter."""
         return isinstance(other, Chip) and self.__dict__ == other.__dict__
 
     @property
@@ -329,7 +329,7 @@ class Link(Group):
     """Software-visible time until the first byte of a message is in the peer's memory."""
     topology: Topology
     in_network_reduction: bool = False
-    """Whether the switch can add (NVLink SHARP)."""
+    """True if the switch can add (NVLink SHARP)."""
 
 
 def read_kernel_sets(value: object) -> dict[str, dict[str, dict[str, FamilyParameters]]]:

@@ -1,4 +1,4 @@
-"""Fields of traces: from the names in a file to canonical ones with units, and typed access to the values of a row.
+"""Fields of traces: canonical names and units of the columns in a file, and typed access to a row.
 
 Formats are described in YAML, one entry per canonical column: ``arrival_s: "timestamp:ms"`` names a column and its
 unit, a list names several, the preferred one first, and ``usage.prompt_tokens`` is a value inside a JSON object.

@@ -94,7 +94,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def _cut(text: str, quoted: bool) -> int:
-    """Where the last whole line of ``text`` ends; inside CSV quotes a line end does not count. 0: no whole line."""
+    """End of the last whole line of ``text``, 0 if none; inside CSV quotes a line end does not count."""
     end = text.rfind("\n") + 1
     if quoted and text.count('"', 0, end) % 2:
         end = text.rfind("\n", 0, text.rfind('"', 0, end)) + 1

@@ -175,7 +175,7 @@ class Architecture:
 
 
 def mtp_architecture(target: Architecture) -> Architecture:
-    """The MTP layer of a model as a one-layer drafter; its embedding and LM head are the target's, listed as tied.
+    """The MTP layer of a model as a one-layer drafter with the target's embedding and LM head, listed as tied.
 
     A checkpoint with several MTP layers drafts one further token with each; engines run the first one repeatedly.
 

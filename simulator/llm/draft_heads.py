@@ -45,7 +45,7 @@ class DraftHead:
     architecture: Architecture
     """Layers and LM head as a model of its own; the embedding is the target's."""
     own_lm_head: bool
-    """Whether the head holds LM-head weights; otherwise it multiplies with the target's."""
+    """True if the head holds LM-head weights; otherwise it multiplies with the target's."""
     fused_hidden_states: int
     """Target hidden states of every new token that are projected to one before the first pass; 0 for none."""
 

@@ -67,7 +67,7 @@ class Fields:
         return self.values.get(key)
 
     def has(self, key: str) -> bool:
-        """Whether the field is present and not null."""
+        """True if the field is present and not null."""
         return self.get(key) is not None
 
     def require(self, key: str, why: str = "") -> object:

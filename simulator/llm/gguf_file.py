@@ -1,4 +1,4 @@
-"""A model from the header of a GGUF file: its metadata as the fields of a config.json, its formats tensor by tensor."""
+"""A model from the header of a GGUF file: metadata as fields of a config.json, formats by tensor."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def read_header(path: Path) -> Header:
     class HeaderReader(gguf.GGUFReader):  # type: ignore[misc]
         """The package's reader without its views of the tensors' data, which a header alone does not have."""
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        def _get(self, offset: int, dtype: object, count: int = 1, override_order: object = None) -> Any:
             numbers = super()._get(offset, dtype, count, override_order)
             if len(numbers) < int(count):  # else a damaged length would be walked through to its end
                 raise ValueError("ends early")
@@ -144,14 +144,8 @@ def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
 
 
 def _part(tensor: TensorInfo) -> Part:
-    return next(
-        (
-            part
-            for part, pattern in packaged("simulator.llm", "gguf_names.yaml")["parts"].items()
-            if re.search(pattern, tensor.name)
-        ),
-        "attention",
-    )
+    patterns = packaged("simulator.llm", "gguf_names.yaml")["parts"]
+    return next((part for part, pattern in patterns.items() if re.search(pattern, tensor.name)), "attention")
 
 
 def _dtypes(header: Header) -> dict[str, str]:
@@ -183,7 +177,7 @@ def recipe_of(name: str) -> dict[str, str] | None:
 
 
 def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | None:
-    """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None where there is no such type."""
+    """Format of every part of a model in a GGUF file of a type (``q4_k_m``); None for other types."""
     recipe = recipe_of(name)
     if recipe is None:
         return None
@@ -263,7 +257,7 @@ _ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
     **dict.fromkeys(("gpt-oss", "minimax-m2"), _expert_width),
     "lfm2": _widths_listed,
 }
-"""What an architecture's metadata say otherwise than a config.json, by ``general.architecture``."""
+"""Changes from an architecture's metadata to the fields of a config.json, by ``general.architecture``."""
 
 
 def _config(name: str, header: Header) -> Config:

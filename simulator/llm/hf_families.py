@@ -80,7 +80,7 @@ class Family:
     layers: str = "uniform"
     """How its layers are read: all alike but for windows and experts, or by a reader of ``hf_hybrid.READERS``."""
     active_counts: ActiveCounts = "without-embedding"
-    """What the makers' count of active parameters covers (``Architecture.active_counts``)."""
+    """Tables in the makers' count of active parameters (``Architecture.active_counts``)."""
     output_gate: Flag | bool = False
     inert: tuple[str, ...] = ()
     """Fields that may state a shape, but of nothing that this family's checkpoints hold."""
@@ -102,6 +102,11 @@ def known_family(model_type: str) -> Family | None:
 def moe_names(moe: Moe) -> MoeNames:
     """Names of the fields in which such families state their experts."""
     return MoeNames(**_names()["experts"][moe])
+
+
+def mixer_sizes(fields: Fields, layers: str) -> dict[str, Any]:
+    """Sizes of a mixer of a family's layers, by the fields in which ``hf_names.yaml`` has them."""
+    return {size: fields.whole(key) for size, key in _names()["mixers"][layers].items()}
 
 
 def text_type(model_type: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from simulator.llm.fields import LARGEST, Fields
-from simulator.llm.hf_families import refuse_unread
+from simulator.llm.hf_families import mixer_sizes, refuse_unread
 from simulator.llm.hf_layers import (
     Config,
     Layers,
@@ -60,14 +60,7 @@ def _delta_net(config: Config) -> Layers:
     """Qwen3-Next and Qwen3.5: gated delta nets with gated attention as every fourth layer."""
     fields = config.fields
     attention = read_attention(fields, config.family, config.hidden)
-    linear = GatedDeltaNet(
-        conv_kernel=fields.whole("linear_conv_kernel_dim"),
-        num_key_heads=fields.whole("linear_num_key_heads"),
-        num_value_heads=fields.whole("linear_num_value_heads"),
-        key_head_dim=fields.whole("linear_key_head_dim"),
-        value_head_dim=fields.whole("linear_value_head_dim"),
-        state_dtype=state_dtype(fields, "mamba_ssm_dtype"),
-    )
+    linear = GatedDeltaNet(**mixer_sizes(fields, "delta-net"), state_dtype=state_dtype(fields, "mamba_ssm_dtype"))
     kinds = _linear_kinds(config, "linear_attention", "full_attention_interval", 4)
     layers = layers_of(config, (linear if kind else attention for kind in kinds))
     return Layers(layers, mtp=replace(layers[-1], mixer=attention))
@@ -81,12 +74,8 @@ def _kimi(config: Config) -> Layers:
     full = {layer for layer in linear.items("full_attn_layers") if isinstance(layer, int)}
     if kda | full != set(range(1, config.num_layers + 1)) or kda & full:
         linear.fail("kda_layers", f"and full_attn_layers must share out layers 1 to {config.num_layers}")
-    delta = KimiDeltaAttention(
-        conv_kernel=linear.whole("short_conv_kernel_size"),
-        num_heads=linear.whole("num_heads"),
-        head_dim=linear.whole("head_dim"),
-        full_rank_gate=linear.flag("use_full_rank_gate", False),
-    )
+    full_rank = linear.flag("use_full_rank_gate", False)
+    delta = KimiDeltaAttention(**mixer_sizes(linear, "kimi"), full_rank_gate=full_rank)
     refuse_unread(linear)
     gated = fields.flag("mla_use_output_gate", False)
     attention = replace(read_attention(fields, config.family, config.hidden), output_gate="element" if gated else None)
@@ -119,11 +108,7 @@ def _nemotron_h(config: Config) -> Layers:
     mixers: dict[str, Mixer] = {
         "attention": read_attention(fields, family, config.hidden),
         "mamba": Mamba2(
-            conv_kernel=fields.whole("conv_kernel"),
-            num_heads=fields.whole("mamba_num_heads"),
-            head_dim=fields.whole("mamba_head_dim"),
-            state_size=fields.whole("ssm_state_size"),
-            num_groups=fields.whole("n_groups"),
+            **mixer_sizes(fields, "nemotron-h"),
             conv_bias=fields.flag("use_conv_bias", True),
             projection_bias=fields.flag("use_bias", False),
             state_dtype=state_dtype(fields, "mamba_ssm_cache_dtype"),
@@ -183,12 +168,7 @@ def _block_width(ffn: Fields, hidden: int) -> int:
 def _indexed(config: Config) -> Layers:
     """DeepSeek-V3.2 and GLM-5: latent attention over keys that an indexer chooses."""
     fields, count = config.fields, config.num_layers
-    mixer = IndexedAttention(
-        attention=read_attention(fields, config.family, config.hidden),
-        top_k=fields.whole("index_topk"),
-        index_heads=fields.whole("index_n_heads"),
-        index_head_dim=fields.whole("index_head_dim"),
-    )
+    mixer = IndexedAttention(read_attention(fields, config.family, config.hidden), **mixer_sizes(fields, "indexed"))
     own = [True] * count
     if fields.has("indexer_types"):
         own = [kind == "full" for kind in per_layer(fields, "indexer_types", count, ("full", "shared"))]
@@ -206,21 +186,10 @@ def _compressed(config: Config) -> Layers:
     fields, hidden = config.fields, config.hidden
     streams = fields.whole_or("hc_mult", 4)
     mix = Tensor("hyper_connection", (2 + streams) * streams, streams * hidden, "router", "replicated", 2)
-    plain = CompressedAttention(
-        num_heads=fields.whole("num_attention_heads"),
-        head_dim=fields.whole("head_dim"),
-        window=fields.whole("sliding_window"),
-        q_lora_rank=fields.whole("q_lora_rank"),
-        output_groups=fields.whole("o_groups"),
-        output_lora_rank=fields.whole("o_lora_rank"),
-    )
+    plain = CompressedAttention(**mixer_sizes(fields, "compressed"))
     fields.whole_or("num_key_value_heads", 1, high=1)
-    sparse = {
-        "top_k": fields.whole("index_topk"),
-        "index_heads": fields.whole("index_n_heads"),
-        "index_head_dim": fields.whole("index_head_dim"),
-    }
-    kinds = {0: plain, 4: replace(plain, ratio=4, **sparse), 128: replace(plain, ratio=128)}
+    sparse = replace(plain, ratio=4, **mixer_sizes(fields, "compressed-index"))
+    kinds = {0: plain, 4: sparse, 128: replace(plain, ratio=128)}
     ratios = _ratios(fields, config.num_layers)
     fields.seen.update(("qk_rope_head_dim", "num_hash_layers"))  # rotated part of a head; layers that route by a table
     layers = [replace(layer, extra_tensors=(mix,)) for layer in layers_of(config, (kinds[ratio] for ratio in ratios))]
@@ -249,13 +218,7 @@ def _block_sparse(config: Config) -> Layers:
     no_value = [0] * count
     if section.has("sparse_disable_index_value"):
         no_value = per_layer(section, "sparse_disable_index_value", count, (0, 1))
-    mixer = BlockSparseAttention(
-        attention=attention,
-        block_size=section.whole("sparse_block_size"),
-        top_blocks=section.whole("sparse_topk_blocks"),
-        index_heads=section.whole("sparse_num_index_heads"),
-        index_head_dim=section.whole("sparse_index_dim"),
-    )
+    mixer = BlockSparseAttention(attention, **mixer_sizes(section, "block-sparse"))
     section.seen.update(("sparse_init_block", "sparse_local_block", "sparse_score_type"))  # which blocks, not how many
     refuse_unread(section)
     mixers = [

@@ -181,7 +181,7 @@ def _implied_kinds(fields: Fields, family: Family, num_layers: int) -> list[str]
 
 
 def _rotary_layers(fields: Fields, num_layers: int) -> list[bool]:
-    """Whether each layer of Llama 4 has rotary embedding: every 4th has none (``no_rope_layer_interval``)."""
+    """True for each layer of Llama 4 with rotary embedding: every 4th has none (``no_rope_layer_interval``)."""
     listed = fields.items("no_rope_layers")
     if listed:
         if len(listed) != num_layers:

@@ -1,14 +1,14 @@
-"""Which dtype each part of a published checkpoint has: ``torch_dtype`` and ``quantization_config`` of a config.json."""
+"""Dtype of each part of a published checkpoint: ``torch_dtype`` and ``quantization_config`` of a config.json."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from re import _parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from forerun.yaml_files import packaged
 from hwprofiles.dtypes import MIXED, MLX_BITS, MLX_GROUPS, mixed_dtype, mlx_dtype
@@ -291,7 +291,7 @@ def _group_dtype(group: Fields) -> tuple[str, tuple[str, ...]]:
     return _weights_dtype(weights, "num_bits", is_float, activation_bits, weights.whole_or("group_size", None, low=-1))
 
 
-def _choices_bits(pattern: Iterable[Any]) -> float:
+def _choices_bits(pattern: _parser.SubPattern) -> float:
     """Ways to match the repeats and branches of a parsed regular expression against a name, as a power of two."""
     bits = 0.0
     for operation, arguments in pattern:

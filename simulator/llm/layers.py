@@ -255,9 +255,9 @@ class MoeMlp:
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
-    """Whether a learned scalar gate scales the shared expert (Qwen2-MoE)."""
+    """True if a learned scalar gate scales the shared expert (Qwen2-MoE)."""
     on_other_device: bool = field(default=False, kw_only=True)
-    """Whether another chip than the layer's own holds and runs the routed experts."""
+    """True if another chip than the layer's own holds and runs the routed experts."""
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         """Router, routed experts (``copies`` of them), shared experts."""
@@ -285,7 +285,7 @@ class LatentMoeMlp(MoeMlp):
 
     latent_size: int = 0
     latent_norm: bool = False
-    """Whether the experts' sum is normed before it is projected back (Kimi-K3)."""
+    """True if the experts' sum is normed before it is projected back (Kimi-K3)."""
 
     def expert_width(self, hidden_size: int) -> int:
         return self.latent_size

@@ -36,13 +36,13 @@ class PublishedParameters:
     active: int | None
     """Active parameters per token; None where not stated."""
     active_counts: ActiveCounts
-    """What the stated active count covers (``Architecture.active_counts``)."""
+    """Tables in the stated active count (``Architecture.active_counts``)."""
     exact: bool
-    """Whether ``total`` is exact to the last digit, as counted from the checkpoint's tensors."""
+    """True if ``total`` is exact to the last digit, as counted from the checkpoint's tensors."""
     other_parameters: int
     """Weights that ``total`` counts beside the language model: a vision encoder and its projector."""
     includes_mtp: bool
-    """Whether ``total`` includes the MTP layers with their own copies of embedding and LM head."""
+    """True if ``total`` includes the MTP layers with their own copies of embedding and LM head."""
     source: str
 
 

@@ -103,7 +103,7 @@ class KimiDeltaAttention(Recurrent):
     num_heads: int
     head_dim: int
     full_rank_gate: bool = False
-    """Whether the output gate is one matrix; otherwise it goes through ``head_dim`` channels, as the decay does."""
+    """True if the output gate is one matrix; otherwise it goes through ``head_dim`` channels, as the decay does."""
     state_dtype: str = RECURRENT_DTYPE
     label: ClassVar[str] = "Kimi delta attention"
 
@@ -251,7 +251,7 @@ class AttentionVariant(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class SharedKvAttention(AttentionVariant):
-    """Attention over the keys and values of an earlier layer (Gemma 3n, Gemma 4 E2B and E4B): no cache of its own.
+    """Attention over an earlier layer's keys and values, without a cache (Gemma 3n, Gemma 4 E2B and E4B).
 
     ``attention`` is that of the layer whose KV cache is read; the query and output projections are this layer's own.
     """
@@ -274,7 +274,7 @@ class SharedKvAttention(AttentionVariant):
 
 @dataclass(frozen=True, slots=True)
 class SelectiveAttention(AttentionVariant):
-    """Attention that reads the keys which an index of their own chooses; every key stays in the cache all the same."""
+    """Attention over keys that an index chooses; every key stays in the cache all the same."""
 
     @property
     def kv_elements_per_token(self) -> float:
@@ -342,7 +342,7 @@ class BlockSparseAttention(SelectiveAttention):
     index_heads: int
     index_head_dim: int
     index_value: bool = False
-    """Whether the index heads also compute an attention output of their own."""
+    """True if the index heads also compute an attention output of their own."""
     label: ClassVar[str] = "block-sparse attention"
 
     @property

@@ -30,7 +30,7 @@ _MOST_LAYERS = 10_000
 
 
 def is_own_format(values: Mapping[str, object]) -> bool:
-    """Whether a mapping is in Forerun's own fields rather than a Hugging Face config."""
+    """True if a mapping is in Forerun's own fields rather than a Hugging Face config."""
     return "layers" in values and "num_hidden_layers" not in values and "model_type" not in values
 
 

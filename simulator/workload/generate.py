@@ -47,7 +47,7 @@ class RequestStream:
     """Prefix hashes, which show requests that start with the same tokens; None where the trace has none."""
     notes: tuple[str, ...] = ()
     answers_hashed: bool = False
-    """Whether ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
+    """True if ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
     follows: IntArray | None = None
     """Pairs of requests (waited for, waiting), the first before the second: a request arrives when all that it waits
     for have ended; None where requests do not wait for each other."""
@@ -57,7 +57,7 @@ class RequestStream:
     """Seconds from the last of those ends to the arrival; ``arrival_s`` of such a request is its session's start, or
     the recorded time."""
     guessed: BoolArray | None = None
-    """Whether the tool call that a request waits for is guessed right; None where none is guessed."""
+    """True where the tool call that a request waits for is guessed right; None without guesses."""
     guessed_at: float = 1.0
     """Part of the turn that has passed when its tool call is guessed."""
 
@@ -71,7 +71,7 @@ class RequestStream:
 
     @property
     def stays_in_step(self) -> bool:
-        """Whether a closed loop requests equally long answers: what starts together ends and comes back together."""
+        """True if a closed loop requests equally long answers: what starts together ends and comes back together."""
         most, outputs = self.max_concurrency, self.output_tokens
         return most is not None and 1 < most < len(self) and 2 <= outputs.min() == outputs.max()
 
@@ -215,12 +215,12 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
 
 
 def trace_began_s(workload: WorkloadConfig) -> float | None:
-    """When the trace of a workload begins by its own clock, in seconds since 1970; None without a trace or dates."""
+    """Begin of a workload's trace by its own clock, seconds since 1970; None without a trace or dates."""
     return None if workload.trace is None else _trace_table(workload, workload.trace).began_s
 
 
 def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
-    """Refuse a large trace that is to be read whole and does not fit into memory, estimated from its first requests."""
+    """Refuse a large trace that, by its first requests, does not fit into memory as a whole."""
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):
         return
     first = read_rows(FIRST_ROWS)
@@ -276,8 +276,9 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
 
 
 def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
-    """Seconds from the last end of those that a request waits for to its arrival (tools, users): as recorded where the
-    trace has the times, else its think time; 0 where it tells neither."""
+    """Seconds from the last end of those that a request waits for to its arrival (tools, users).
+
+    As recorded where the trace has the times, else its think time; 0 where it tells neither."""
     before, waiting = follows.T
     think_s = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
     if table.arrival_s is None or table.measured_e2e_s is None:
@@ -409,7 +410,7 @@ def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> F
 
 
 def conversation(workload: WorkloadConfig) -> tuple[float, float]:
-    """Mean turns of what arrives, and seconds after which the load no longer rises; 1 and 0 where requests stand alone.
+    """Mean turns of a session, and seconds after which the load no longer rises; (1, 0) without sessions.
 
     The load rises until the long conversations of the first that arrived have ended; answers are taken to need as long
     as the user needs to think.

@@ -166,7 +166,7 @@ class SpeculativeToolsConfig(Section):
 
 
 ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
-"""What arrives, by the unit of its rate."""
+"""Noun of what arrives, by the unit of its rate."""
 
 
 def rate_unit(workload: Mapping[str, object]) -> str:
@@ -209,7 +209,7 @@ class WorkloadConfig(Section):
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests arrive at times of their own, whatever the engine does."""
+        """True if requests arrive at times of their own, whatever the engine does."""
         arrivals = self.arrivals
         return self.sessions is None and (arrivals is None or arrivals.process not in ("burst", "closed-loop"))
 
@@ -219,7 +219,7 @@ class WorkloadConfig(Section):
 
     @property
     def random(self) -> bool:
-        """Whether any part of the requests is random: arrivals, lengths, sessions, priorities."""
+        """True if any part of the requests is random: arrivals, lengths, sessions, priorities."""
         drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")
         lengths = (self.input_tokens, self.output_tokens) if self.trace is None else ()
         drawn = drawn or any(isinstance(one, LengthConfig) and one.distribution != "constant" for one in lengths)

@@ -23,10 +23,8 @@ NAMES = packaged("traces.kernels", "formats.yaml")[FORMAT]
 DTYPES: dict[str, str] = NAMES["dtypes"]
 SPARSE_MODULES: dict[str, tuple[str, str]] = NAMES["sparse_modules"]
 
-EAGER = "timed without a captured graph (host launches included)"
-
 ABSORBED_PROMPTS = "flash_attention"
-"""What ``kernel_source`` says where a prompt of MLA was timed against the shared latent, as a decode step is: SGLang's
+"""Value of ``kernel_source`` for a prompt of MLA timed against the shared latent, as a decode step is: SGLang's
 FlashAttention on chips before Blackwell. Source: ``collector/sglang/collect_mla.py`` of ai-dynamo/aiconfigurator."""
 
 _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
@@ -48,16 +46,9 @@ def read_aiconfigurator(frame: Frame) -> KernelTable:
 
 def _gemm(frame: Frame) -> KernelTable:
     frame.need("m", "n", "k")
-    if frame.has("framework", "version", "kernel_source"):
-        frame = frame.drop(_eager_gemm(frame), EAGER)
+    frame = frame.without(NAMES["left_out"]["gemm"])
     frame, dtype = _priced(frame, "gemm_dtype")
     return _table(frame, "gemm", frame.sizes("m", "n", "k"), {"dtype": dtype})
-
-
-def _eager_gemm(frame: Frame) -> BoolArray:
-    """Rows of vLLM's block-scaled fp8 products, whose collector replays no graph: each waits for its launches on the
-    host, so that the fastest takes 55 us whatever its size."""
-    return frame.texts("kernel_source").matching(lambda name: name.endswith("Fp8BlockScaledMMKernel"))
 
 
 def _attention(frame: Frame) -> KernelTable:
@@ -117,7 +108,7 @@ def _sparse_module(frame: Frame) -> KernelTable:
         if name not in SPARSE_MODULES:
             frame = frame.drop(frame.texts("op_name").equals(name), f"no prediction for '{name}'")
     frame = frame.drop(_beyond_grid(frame), "more prompt tokens than the kernel's grid takes")
-    frame = frame.drop(_slower_without(frame), "slower without an index than with one")
+    frame = frame.without(NAMES["left_out"]["sparse"])
     frame, dtype = _priced(frame, "gemm_type")
     frame, kv_dtype = _priced(frame, "kv_cache_dtype", {"fp8_e4m3": "fp8"})
     dtype = frame.texts("gemm_type").mapped(DTYPES.__getitem__)
@@ -134,24 +125,17 @@ MOST_BLOCKS = 65535
 
 
 def _beyond_grid(frame: Frame) -> BoolArray:
-    """Prompts of DeepSeek's sparse attention under vLLM on a B200 that take half the time of half as many tokens: those
-    of more tokens than a grid has blocks, with fewer heads than the 64 that another kernel serves."""
-    tokens = whole(frame.floats("batch_size")) * whole(frame.floats("isl"))
-    few = (tokens > MOST_BLOCKS) & (whole(frame.floats("num_heads")) < 64)
-    return few & _measured(frame, "dsa_context_module", "B200", "vllm")
+    """Prompts of DeepSeek's sparse attention with more tokens than a grid has blocks, under vLLM on a B200.
 
-
-def _slower_without(frame: Frame) -> BoolArray:
-    """Prompts of layers that share an index under SGLang on an H200: half of them take 1.02 to 1.6 times what the same
-    layer takes with an index of its own, where an H100 and a B200 take 0.3 to 1.0."""
-    return _measured(frame, "dsa_context_module_skip_indexer", "H200", "sglang")
-
-
-def _measured(frame: Frame, operation: str, device: str, framework: str) -> BoolArray:
+    With fewer than the 64 heads that another kernel serves, they take half the time of half as many tokens.
+    """
     if not frame.has("device"):
         return np.zeros(frame.rows, dtype=bool)
-    here = frame.texts("device").matching(lambda name: device in name)
-    return np.asarray(here & frame.texts("op_name").equals(operation) & _framework(frame).equals(framework))
+    tokens = whole(frame.floats("batch_size")) * whole(frame.floats("isl"))
+    here = frame.texts("device").matching(lambda name: "B200" in name) & _framework(frame).equals("vllm")
+    prompts = frame.texts("op_name").equals("dsa_context_module")
+    few = whole(frame.floats("num_heads")) < 64
+    return np.asarray(here & prompts & few & (tokens > MOST_BLOCKS))
 
 
 def _moe(frame: Frame) -> KernelTable:
@@ -161,7 +145,7 @@ def _moe(frame: Frame) -> KernelTable:
         tokens="num_tokens", hidden="hidden_size", intermediate="inter_size", experts_per_token="topk",
         num_experts="num_experts", tensor_parallel="moe_tp_size", expert_parallel="moe_ep_size",
     )  # fmt: skip
-    texts = frame.present(routing="distribution") | {"dtype": dtype}
+    texts: Texts = {"dtype": dtype, **frame.present(routing="distribution")}
     if frame.has("kernel_source"):
         plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
         sizes["projections"] = np.where(plain, 2, 0)
@@ -173,8 +157,7 @@ def _recurrent(frame: Frame) -> KernelTable:
     tokens, and the short convolution before either, a pass over memory whose rows stand by themselves.
     """
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
-    frame = frame.drop(_eager_convolution(frame), EAGER)
-    frame = frame.drop(_whole_steps(frame), "no prediction for convolution, update and norm in one kernel")
+    frame = frame.without(NAMES["left_out"]["recurrent"])
     rule = frame.texts("op_name")
     convolving = frame.texts("kernel_source").matching(lambda name: "conv1d" in name)
     prompt = frame.texts("phase").equals("context")
@@ -185,7 +168,8 @@ def _recurrent(frame: Frame) -> KernelTable:
     if frame.has("d_state"):
         frame = frame.drop(~convolving, "no prediction for Mamba-2's scans")
         op, codes = Words(op.codes[convolving], operations), codes[convolving]
-        sizes = _convolution(frame, _mamba2_channels(frame))
+        heads, width, groups, state = (whole(frame.floats(n)) for n in ("nheads", "head_dim", "n_groups", "d_state"))
+        sizes = _convolution(frame, heads * width + 2 * groups * state)
     else:
         frame.need("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
         sizes = frame.sizes(batch="batch_size", q_len="seq_len", num_heads="num_v_heads", num_kv_heads="num_k_heads",
@@ -195,25 +179,6 @@ def _recurrent(frame: Frame) -> KernelTable:
         sizes |= {name: np.where(convolving, values, 0) for name, values in moved.items()}
     names = Words(codes, (*rule.names, *phases))
     return _table(frame, op, sizes, {"dtype": "bf16", "cache": "warm", "name": names})
-
-
-def _eager_convolution(frame: Frame) -> BoolArray:
-    """Rows of vLLM's three convolutions over prompts, whose collector replays no graph: the fastest takes 0.4 ms
-    whatever its size."""
-    launched = frame.texts("kernel_source").matching(lambda name: name.endswith("conv1d_fn_qkv3"))
-    return np.asarray(launched & _framework(frame).equals("vllm"))
-
-
-def _whole_steps(frame: Frame) -> BoolArray:
-    """Rows of Kimi-K3's kernels that replace convolution, update and gated norm of a single token (vLLM's
-    ``fused_kda_decode``, SGLang's ``kda_fused_decode``): the update of the same rows, which verification and other
-    shapes run, is measured beside them."""
-    return frame.texts("kernel_source").matching(lambda name: {"fused", "kda", "decode"} == set(name.split("_")))
-
-
-def _mamba2_channels(frame: Frame) -> IntArray:
-    heads, width, groups, state = (whole(frame.floats(n)) for n in ("nheads", "head_dim", "n_groups", "d_state"))
-    return heads * width + 2 * groups * state
 
 
 def _delta_channels(frame: Frame) -> IntArray:
@@ -227,9 +192,11 @@ def _delta_channels(frame: Frame) -> IntArray:
 
 
 def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
-    """What a convolution moves: every channel of every token and of each sequence's tail, read and written in 16
-    bits; and the pieces it serves one by one. For every further token that is verified SGLang writes a tail, the others
-    one token of it."""
+    """Bytes that a convolution moves, and the pieces that it serves one by one.
+
+    Every channel of every token and of each sequence's tail is read and written in 16 bits. For every further token
+    that is verified SGLang writes a tail, the others one token of it.
+    """
     batch, kept = whole(frame.floats("batch_size")), whole(frame.floats("d_conv")) - 1
     tokens = batch * whole(frame.floats("seq_len"))
     further = np.where(frame.texts("phase").equals("context"), 0, tokens - batch)
@@ -240,9 +207,7 @@ def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
 def _collective(frame: Frame, dtype_column: str) -> KernelTable:
     """Collectives: ``message_size`` counts elements; rows that include host launches (eager) are left out."""
     frame.need("num_gpus", "message_size")
-    for column in ("backend", "kernel_source"):
-        if frame.has(column):
-            frame = frame.drop(frame.texts(column).matching(lambda name: name.endswith("_eager")), EAGER)
+    frame = frame.without(NAMES["left_out"]["collective"])
     if not frame.rows:
         return _unpredicted(frame, "")
     widths, operations = NAMES["element_bytes"], NAMES["collectives"]

@@ -34,7 +34,11 @@ def read_canonical(frame: Frame) -> KernelTable:
     Raises:
         TraceError: no ``op``, no or several columns of times, an unknown column or operation, or a column missing.
     """
-    frame = _with_new_names(frame)
+    old = OLD_COLUMNS.keys() & set(frame.names)
+    for name in sorted(old):
+        warn_renamed(f"kernel trace column {name}", OLD_COLUMNS[name])
+    if old:
+        frame = frame._replace(table=frame.table.rename_columns([OLD_COLUMNS.get(name, name) for name in frame.names]))
     times = [match for name in frame.names if (match := TIME.fullmatch(name))]
     frame.need("op")
     if not times:
@@ -69,15 +73,6 @@ def read_canonical(frame: Frame) -> KernelTable:
     std_s = frame.floats("std_s") if frame.has("std_s") else None
     count = whole(frame.floats("count")) if frame.has("count") else None
     return frame.kernels(frame.floats(time[0]) * SECONDS[time[1]], op, sizes, texts, "forerun", std_s, count)
-
-
-def _with_new_names(frame: Frame) -> Frame:
-    old = OLD_COLUMNS.keys() & set(frame.names)
-    for name in sorted(old):
-        warn_renamed(f"kernel trace column {name}", OLD_COLUMNS[name])
-    if not old:
-        return frame
-    return frame._replace(table=frame.table.rename_columns([OLD_COLUMNS.get(name, name) for name in frame.names]))
 
 
 def write_kernels(table: KernelTable, path: str | Path, parquet: bool | None = None) -> Path:

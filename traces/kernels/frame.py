@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Frame(NamedTuple):
         return int(self.table.num_rows)
 
     def has(self, *names: str) -> bool:
-        """Whether all these columns exist."""
+        """True if all these columns exist."""
         return all(name in self.names for name in names)
 
     def need(self, *names: str) -> None:
@@ -116,6 +117,19 @@ class Frame(NamedTuple):
             return self
         self.skipped[reason] += int(bad.sum())
         return self._replace(table=self.table.filter(pa.array(~bad)))
+
+    def without(self, rules: Sequence[Mapping[str, str]]) -> Frame:
+        """Drop the rows whose texts match all patterns of a rule, and count them under its ``reason``.
+
+        A rule drops nothing from a file that lacks one of its columns.
+        """
+        frame = self
+        for rule in rules:
+            patterns = {name: re.compile(pattern) for name, pattern in rule.items() if name != "reason"}
+            if frame.has(*patterns):
+                masks = [frame.texts(name).matching(pattern.fullmatch) for name, pattern in patterns.items()]
+                frame = frame.drop(np.logical_and.reduce(masks), rule["reason"])
+        return frame
 
     def _first(self, name: str) -> object:
         return next((value.as_py() for value in self.table[name].drop_null()), None)

@@ -78,7 +78,12 @@ def read_kernels(
         raise TraceError(f"no kernel trace format '{format}'{hint} (one of {', '.join(KERNEL_FORMATS)})")
     text = str(path)
     place = silicon_path(text) if text.startswith(PREFIX) else Path(path)
-    table = _read_folder(place, format) if place.is_dir() else _read_file(place, format)
+    files = [place]
+    if place.is_dir():
+        files = sorted(file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES))
+        if not files:
+            raise TraceError(f"{place}: no kernel trace in this folder ({', '.join(_SUFFIXES)})")
+    table = concatenate([_read_file(file, format) for file in files])
     for column, wanted in (("library", library), ("device", device)):
         if wanted is not None:
             table = _only(table, column, wanted)
@@ -94,13 +99,6 @@ def register_kernel_table(format: str, recognises: Recogniser, reader: FrameRead
 def recognise_columns(names: tuple[str, ...]) -> str | None:
     """The format of a table with these columns; None where no kernel trace has them."""
     return next((name for name, (recognises, _) in _FRAMES.items() if recognises(names)), None)
-
-
-def _read_folder(folder: Path, format: str) -> KernelTable:
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES))
-    if not files:
-        raise TraceError(f"{folder}: no kernel trace in this folder ({', '.join(_SUFFIXES)})")
-    return concatenate([_read_file(file, format) for file in files])
 
 
 def _read_file(path: Path, format: str) -> KernelTable:

@@ -34,9 +34,9 @@ class Words(NamedTuple):
         """Return the mask of rows whose text is ``name``."""
         return self.matching(lambda text: text == name)
 
-    def matching(self, wanted: Callable[[str], bool]) -> BoolArray:
+    def matching(self, wanted: Callable[[str], object]) -> BoolArray:
         """Return the mask of rows whose text is wanted."""
-        return np.asarray(np.array([wanted(name) for name in self.names], dtype=np.bool_)[self.codes])
+        return np.asarray(np.array([bool(wanted(name)) for name in self.names], dtype=np.bool_)[self.codes])
 
     def mapped(self, change: Callable[[str], str]) -> Words:
         """Return the column with every text changed."""

@@ -55,7 +55,7 @@ def read_tt_metal(frame: Frame) -> KernelTable:
 
 
 def _slowest(frame: Frame) -> Frame:
-    """Of the rows with one GLOBAL CALL COUNT (one per chip) only the slowest."""
+    """Slowest of the rows with one GLOBAL CALL COUNT, one per chip."""
     if not frame.has("GLOBAL CALL COUNT", "DEVICE ID") or len(frame.texts("DEVICE ID").names) < 2:
         return frame
     call, seconds = frame.floats("GLOBAL CALL COUNT"), frame.floats(DURATION)

@@ -265,7 +265,7 @@ def can_guess(names: Sequence[str], sample: Record) -> bool:
 
 
 def _guess(word: str, names: Sequence[str], sample: Record) -> str | None:
-    """The column whose name fits ``word`` best; for arrivals else the only one with dates. None without or in a tie."""
+    """Column whose name fits ``word`` best, for arrivals else the only one with dates; None in a tie."""
     ranked, dated = [], []
     for name in names:
         parts = set(column_words(name))

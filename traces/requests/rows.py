@@ -28,7 +28,7 @@ Broken = tuple[int, str, str]
 _ROWS_PER_CHUNK = 32_768
 
 ARROW_FROM_BLOCK = 3
-"""Blocks of a CSV file after which Arrow's parser takes over what it can: its import costs as much as those blocks."""
+"""Blocks of a CSV file after which Arrow's parser takes over: its import costs as much as those blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ _PARSERS: dict[str, Callable[[Values], Parsed]] = {
 
 @dataclass(slots=True)
 class Piece:
-    """Good rows of one chunk in file order; arrivals count from the first time of the file and are not yet sorted."""
+    """Good rows of one chunk in file order; arrivals count from the file's first time."""
 
     arrays: dict[str, Array]
     lists: dict[str, PrefixHashes] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def _misfits(
 
 
 def _block_tokens(bound: Bound, chunk: RawChunk, options: Options) -> int:
-    """Tokens per block: as the option says, as the file says (one value for all rows), or as the format defines."""
+    """Tokens per block by the option, else by the file (one value for all rows), else by the format."""
     if options.block_tokens is not None:
         return options.block_tokens
     declared = bound.values(chunk, "block_tokens")

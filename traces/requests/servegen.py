@@ -39,7 +39,7 @@ def pool_files(path: Path) -> list[Path]:
 
 
 def is_servegen_header(fields: list[str]) -> bool:
-    """Whether the first line of a CSV is a window of a ServeGen client: t, rate, cv, pattern, arg1, arg2."""
+    """True for the fields of a ServeGen client's window: t, rate, cv, pattern, arg1, arg2."""
     if len(fields) != 6 or fields[3] not in ("", "Gamma", "Weibull"):
         return False
     try:

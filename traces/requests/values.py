@@ -1,4 +1,4 @@
-"""Conversion of file values to numbers, whole columns at once; a value that cannot be used is a problem of its row."""
+"""Conversion of whole columns of file values to numbers; an unusable value is a problem of its row."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _is_blank(value: object) -> bool:
 
 
 def _plain_numbers(values: Values) -> Array | None:
-    """All values as int64 or float64 when each one is plainly a finite number; None when any needs a closer look."""
+    """All values as int64 or float64 if each is plainly a finite number, else None."""
     if isinstance(values, np.ndarray):
         return values if values.dtype.kind in "if" and np.isfinite(values).all() else None
     kinds = set(map(type, values))
@@ -176,7 +176,7 @@ _DATETIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?", re.ASCII
 )
 _PLAIN_DATETIME = re.compile(r"(?:19[7-9]|2[01]\d)\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?", re.ASCII)
-"""What NumPy reads as ``nanoseconds_of`` does."""
+"""Dates that NumPy reads as ``nanoseconds_of`` does."""
 _LAST_NS = 7_258_118_400 * 10**9  # the first moment of 2200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -204,7 +204,7 @@ def nanoseconds_of(text: object) -> int:
 
 
 def is_date(value: object) -> bool:
-    """Whether a value is written as ``nanoseconds_of`` reads it."""
+    """True if a value is written as ``nanoseconds_of`` reads it."""
     return isinstance(value, str) and _DATETIME.fullmatch(value.strip()) is not None
 
 
@@ -250,7 +250,7 @@ LEAST_UNIX_S = 1e9
 
 @dataclass(slots=True)
 class TimeColumn:
-    """Reads one time column over all chunks of a file into seconds since the first time seen, without loss of digits.
+    """Reader of one time column over all chunks of a file: exact seconds since the first time seen.
 
     Attributes:
         units_per_second: unit of a numeric column; None for seconds, or the unit a Unix time must have.
@@ -270,7 +270,7 @@ class TimeColumn:
 
     @property
     def clock_s(self) -> float | None:
-        """First time seen by the clock of the column's time zone, in seconds since 1970; None if it has no dates."""
+        """First time seen by the clock of its time zone, in seconds since 1970; None without dates."""
         if self.origin is None:
             return None
         seconds = self.origin / (10**9 if self.is_text else self.units_per_second or 1)
@@ -331,7 +331,7 @@ class TimeColumn:
 
 
 def parse_hash_list(value: object) -> list[int]:
-    """Block ids of one request: a JSON list of integers, or text such as "3 17 18" or "[3, 17, 18]".
+    """Block ids of one request, a JSON list of integers or text such as "3 17 18".
 
     Unsigned 64-bit ids wrap into int64, which keeps them distinct. Raises an internal error for anything else.
     """

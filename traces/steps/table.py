@@ -16,7 +16,7 @@ COLUMNS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs
 """Columns of a canonical step trace (CSV or Parquet). Needed: ``measured_s``, and ``prefill_tokens`` or ``decode_seqs``
 with ``decode_kv_tokens``."""
 SCOPES = ("step", "device")
-"""What ``measured_s`` covers: the whole step with the host's work, or the device alone."""
+"""Time that ``measured_s`` covers: the whole step with the host's work, or the device alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class StepTable:
     """Keys that the decoding sequences read, own tokens included."""
     measured_s: FloatArray
     device: BoolArray
-    """Whether ``measured_s`` is the device's time alone."""
+    """True if ``measured_s`` is the device's time alone."""
     place: tuple[str, ...]
     """File and line of each row, for messages."""
     source: str
