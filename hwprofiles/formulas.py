@@ -150,6 +150,9 @@ def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Nu
 
     Imperfect overlap of computation and data movement, two times in seconds that are not both 0. ``sharpness`` p >= 1:
     1 = no overlap at all (the sum), infinity = perfect overlap (the maximum).
+
+    >>> smooth_maximum(SCALAR, 3.0, 4.0, 2.0)
+    5.0
     """
     high = xp.maximum(first, second)
     low = xp.minimum(first, second)

@@ -1,5 +1,7 @@
 """Attention kernels: prefill (many queries per sequence), decode (one, or a few when verifying), both in one batch."""
 
+from typing import NamedTuple
+
 from hwprofiles.formulas import AttentionShape, Functions, KernelTime, Limits, Num, smooth_maximum, warm_reads
 from hwprofiles.parameters import PASS_TOKENS, DecodeKernel, DecodeParameters, PrefillParameters, UnpackedKernel
 
@@ -39,6 +41,10 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     previous tokens.
 
     ``window`` is the most keys a query sees, itself included; 0 = all.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> attention_pairs(SCALAR, 4, 10), attention_pairs(SCALAR, 4, 10, window=3)
+    (34.0, 12.0)
     """
     limit = xp.where(window > 0, window, kv_len)
 
@@ -50,7 +56,12 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
 
 
 def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> Num:
-    """Keys of one sequence that a kernel reads: all, or those from the start of the first new query's window."""
+    """Keys of one sequence that a kernel reads: all, or those from the start of the first new query's window.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> windowed_length(SCALAR, 4, 10_000, window=1024)
+    1027.0
+    """
     return xp.where(window > 0, xp.minimum(kv_len, window + q_len - 1.0), kv_len)
 
 
@@ -234,6 +245,10 @@ def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -
 
     Source: tt-metal, ``sdpa_decode_program_factory.cpp`` (pull request 42591): ``num_cores_per_head`` and
         ``num_heads_per_core``.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> slot_cores(SCALAR, 64, 32, 8, 16)
+    (1.0, 4.0)
     """
     each = xp.maximum(1.0, cores // slots)
     return xp.maximum(1.0, xp.minimum(each // heads, most)), 2.0 ** xp.ceil(xp.log2(xp.maximum(1.0, heads / each)))
@@ -248,6 +263,167 @@ def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes:
     narrow = _kernel_time(xp, limits, parameters, limits.fitted_cores, *sizes)
     better = narrow.seconds < wide.seconds
     return KernelTime(*(xp.where(better, a, b) for a, b in zip(narrow, wide, strict=True)))
+
+
+class KvSplit(NamedTuple):
+    """Work items of a decode kernel, and how they spread over the cores."""
+
+    items: Num
+    """Work items before the KV axis is split: sequences x KV heads x row tiles."""
+    row_tiles: Num
+    """Items that read the same keys, each for other query rows."""
+    rows: Num
+    """Query rows that an item multiplies, padding included."""
+    splits: Num
+    """Parts of the KV axis."""
+    waves: Num
+    """Items that the busiest core computes one after the other."""
+    speed: Num = 1.0
+    """Speed of a core relative to those that share a KV head."""
+
+
+def stream_time(xp: Functions, split: KvSplit, moved: Num, bandwidth: Num, core_bandwidth: Num) -> Num:
+    """Seconds to move the bytes of a decode kernel: limited by the memory, or by the busiest core.
+
+    seconds = max(moved / bandwidth, waves * row_tiles * moved / (items * splits) / core_bandwidth)
+
+    Args:
+        xp: functions for the type of the sizes.
+        split: work items.
+        moved: bytes.
+        bandwidth, core_bandwidth: of the memory, and what one core draws of it, bytes/s.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> full = KvSplit(items=132, row_tiles=1, rows=16, splits=1, waves=1)
+    >>> stream_time(SCALAR, full, 3e6, 3e12, 6e10)
+    1e-06
+    >>> stream_time(SCALAR, full._replace(items=8), 3e6, 3e12, 6e10)  # eight cores cannot draw the whole bandwidth
+    6.25e-06
+    """
+    return xp.maximum(
+        moved / bandwidth, split.waves * moved / split.items * split.row_tiles / split.splits / core_bandwidth
+    )
+
+
+def computing_time(xp: Functions, split: KvSplit, cores: float, keys: Num, key_s: Num, pair_share: float = 0.0) -> Num:
+    """Seconds that the busiest core computes.
+
+    seconds = waves * keys * key_s * (1 + pair_share * paired / waves)
+
+    Args:
+        xp: functions for the type of the sizes.
+        split: work items.
+        cores: of the chip.
+        keys: keys of an item, padding included.
+        key_s: seconds of an item for one key.
+        pair_share: slowdown of an item while the other core of its pair is busy: in all waves, but for a last one of
+            at most half the cores.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> split = KvSplit(items=8, row_tiles=1, rows=16, splits=8, waves=1)
+    >>> computing_time(SCALAR, split, 132, 512, 1e-9, 0.25) / computing_time(SCALAR, split, 132, 512, 1e-9)
+    1.0
+    >>> computing_time(SCALAR, split, 100, 512, 1e-9, 0.25) / computing_time(SCALAR, split, 100, 512, 1e-9)
+    1.25
+    """
+    busy = split.waves * keys * key_s
+    if not pair_share:
+        return busy
+    last = split.items * split.splits - cores * (split.waves - 1.0)
+    paired = split.waves - xp.where(last > 0.5 * cores, 0.0, 1.0)
+    return busy * (1.0 + pair_share * paired / split.waves)
+
+
+def overhead_time(xp: Functions, parameters: DecodeKernel, split: KvSplit, seqs: Num, keys: Num) -> Num:
+    """Seconds to fill and drain the further waves, and of work for each sequence, beside the stream.
+
+    seconds = max(0, (waves - 1) * wave_s - hidden_s) + seqs * sequence_s
+
+    ``wave_s`` grows with the query rows of an item, and by one main-loop iteration where it has ``PASS_TOKENS`` keys.
+
+    Args:
+        xp: functions for the type of the sizes.
+        parameters: of the kernel.
+        split: work items.
+        seqs: sequences.
+        keys: keys of an item.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> kernel = DecodeKernel.model_construct(wave_s=2e-6, hidden_s=1e-6, sequence_s=0.0)
+    >>> overhead_time(SCALAR, kernel, KvSplit(items=300, row_tiles=1, rows=16, splits=1, waves=3), 300, 64)
+    3e-06
+    """
+    wave_s = parameters.wave_s + parameters.row_wave_s * (split.rows / parameters.row_step - 1.0)
+    if parameters.pass_s:
+        wave_s = wave_s + xp.where(keys >= PASS_TOKENS, parameters.pass_s, 0.0)
+    return xp.maximum(0.0, (split.waves - 1.0) * wave_s - parameters.hidden_s) + seqs * parameters.sequence_s
+
+
+def launch_time(
+    xp: Functions, parameters: DecodeKernel, shape: AttentionShape, splits: Num, seqs: Num, widening: Num = 0.0
+) -> Num:
+    """Fixed seconds of a decode kernel, of combining the parts of the KV axis, and of kernels that prepare for it.
+
+    seconds = launch_s + [splits > 1] (combine_s + splits * split_s) + widening + [queries are regrouped] regroup_s
+
+    Args:
+        xp: functions for the type of the sizes.
+        parameters: of the kernel.
+        shape: layer on one chip.
+        splits: parts of the KV axis.
+        seqs: sequences.
+        widening: seconds of converting the cache (``widened``).
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> kernel = DecodeKernel.model_construct(launch_s=2e-6, combine_s=1e-6, split_s=1e-7)
+    >>> layer = AttentionShape(32, 8, 128, 128, 4096.0, "bf16")
+    >>> [launch_time(SCALAR, kernel, layer, splits, seqs=4) for splits in (1, 10)]
+    [2e-06, 4e-06]
+    """
+    launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
+    launch = launch + widening
+    if not parameters.regroup_s:
+        return launch
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    return launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)
+
+
+def decode_split(
+    xp: Functions, parameters: DecodeKernel, cores: float, split_cores: float, shape: AttentionShape, *sizes: Num
+) -> KvSplit:
+    """Work items of a decode kernel whose KV axis is split until they fill ``split_cores`` of the ``cores``.
+
+    items = seqs * KV heads * ceil(q_len * heads / KV heads / tile_rows)
+    splits = max(1, min(split_fill * split_cores // items, useful splits))
+    waves = ceil(items * splits / cores)
+
+    Args:
+        xp: functions for the type of the sizes.
+        parameters: of the kernel.
+        cores, split_cores: of the chip, and those for which the library splits.
+        shape: layer on one chip.
+        sizes: sequences, queries of each, keys of each.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> layer, kernel = AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), DecodeKernel.model_construct()
+    >>> decode_split(SCALAR, kernel, 132, 132, layer, 4, 1, 8192)._asdict()
+    {'items': 32, 'row_tiles': 1, 'rows': 16.0, 'splits': 4.0, 'waves': 1, 'speed': 1.0}
+    """
+    seqs, q_len, length = sizes
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    packed = q_len * (heads / kv_heads)
+    row_tiles = xp.ceil(packed / parameters.tile_rows)
+    rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
+    items = seqs * kv_heads * row_tiles
+    most = xp.minimum(_most_splits(xp, parameters, length), parameters.max_splits)
+    most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
+    if parameters.split_seqs:
+        most = xp.where(seqs <= parameters.split_seqs, most, 1.0)
+    if shape.slots:
+        splits, waves = slot_cores(xp, cores, xp.maximum(seqs, shape.slots), kv_heads * row_tiles, most)
+        return KvSplit(items, row_tiles, rows, splits, waves, xp.where(splits > 1.0, 1.0, parameters.whole_head_speed))
+    splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
+    return KvSplit(items, row_tiles, rows, splits, xp.ceil(items * splits / cores))
 
 
 def _kernel_time(
@@ -265,61 +441,34 @@ def _kernel_time(
     widening: Num = 0.0
     if parameters.widen_s:
         shape, widening = widened(xp, parameters, shape, kv_tokens)
-    width = shape.qk_dim + shape.v_dim
-    heads, kv_heads = shape.num_heads, shape.num_kv_heads
-    cores = limits.cores
-    flops = 2.0 * heads * width * q_len * kv_tokens
+    width, cores = shape.qk_dim + shape.v_dim, limits.cores
+    flops = 2.0 * shape.num_heads * width * q_len * kv_tokens
     kv_bytes = shape.kv_bytes_per_token * kv_tokens
-    moved = kv_bytes + ACTIVATION_BYTES * heads * width * seqs * q_len
-    packed = q_len * (heads / kv_heads)
+    moved = kv_bytes + ACTIVATION_BYTES * shape.num_heads * width * seqs * q_len
     if parameters.reread_share:
         # Observed with one query per sequence; the tiling of verified draft rows is not measured.
+        packed = q_len * (shape.num_heads / shape.num_kv_heads)
         twice = (packed > NARROW_ROWS) & (packed <= 2.0 * NARROW_ROWS) & (q_len <= 1)
         moved = moved + xp.where(twice, parameters.reread_share * kv_bytes, 0.0)
-    row_tiles = xp.ceil(packed / parameters.tile_rows)
-    rows = xp.minimum(parameters.tile_rows, xp.ceil(packed / parameters.row_step) * parameters.row_step)
-    items = seqs * kv_heads * row_tiles
-    length = kv_tokens / seqs
-    most = xp.minimum(_most_splits(xp, parameters, length), parameters.max_splits)
-    most = xp.where(heads >= parameters.min_group_to_split * kv_heads, most, 1.0)
-    if parameters.split_seqs:
-        most = xp.where(seqs <= parameters.split_seqs, most, 1.0)
-    faster: Num = 1.0
-    if shape.slots:
-        splits, waves = slot_cores(xp, cores, xp.maximum(seqs, shape.slots), kv_heads * row_tiles, most)
-        faster = xp.where(splits > 1.0, 1.0, parameters.whole_head_speed)
-    else:
-        splits = xp.maximum(1.0, xp.minimum(parameters.split_fill * split_cores // items, most))
-        waves = xp.ceil(items * splits / cores)
-    pieces = items * splits
+    split = decode_split(xp, parameters, cores, split_cores, shape, seqs, q_len, kv_tokens / seqs)
     bandwidth = limits.bandwidth * parameters.memory_efficiency
-    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores * faster
+    core_bandwidth = bandwidth * parameters.core_bandwidth_ratio * limits.memory_share / cores * split.speed
     if warm:
         _, seconds_per_byte = warm_reads(xp, limits, parameters, kv_bytes, WARM_FADE, bandwidth)
         ratio = 1.0 / seconds_per_byte / bandwidth
-        bandwidth = bandwidth * ratio
-        core_bandwidth = core_bandwidth * ratio
-    stream = xp.maximum(moved / bandwidth, waves * moved / items * row_tiles / splits / core_bandwidth)
-    core_flops = limits.peak_flops * parameters.compute_efficiency / cores
-    keys = length / splits
+        bandwidth, core_bandwidth = bandwidth * ratio, core_bandwidth * ratio
+    stream = stream_time(xp, split, moved, bandwidth, core_bandwidth)
+    keys = padded_keys = kv_tokens / seqs / split.splits
     if parameters.key_step > 1.0:
-        keys = xp.ceil(keys / parameters.key_step) * parameters.key_step
-    busy = waves * keys * (2.0 * rows * width / core_flops + parameters.key_s / faster)
-    if parameters.pair_share:
-        last = pieces - cores * (waves - 1.0)
-        paired = waves - xp.where(last > 0.5 * cores, 0.0, 1.0)
-        busy = busy * (1.0 + parameters.pair_share * paired / waves)
+        padded_keys = xp.ceil(keys / parameters.key_step) * parameters.key_step
+    core_flops = limits.peak_flops * parameters.compute_efficiency / cores
+    key_s = 2.0 * split.rows * width / core_flops + parameters.key_s / split.speed
+    busy = computing_time(xp, split, cores, padded_keys, key_s, parameters.pair_share)
     if parameters.further_query:
         longer = 1.0 + parameters.further_query * (q_len - 1.0)
         busy, stream = busy * longer, stream * longer
-    wave_s = parameters.wave_s + parameters.row_wave_s * (rows / parameters.row_step - 1.0)
-    if parameters.pass_s:
-        wave_s = wave_s + xp.where(length / splits >= PASS_TOKENS, parameters.pass_s, 0.0)
-    overhead = xp.maximum(0.0, (waves - 1.0) * wave_s - parameters.hidden_s) + seqs * parameters.sequence_s
-    launch = parameters.launch_s + xp.where(splits > 1.0, parameters.combine_s + splits * parameters.split_s, 0.0)
-    launch = launch + widening
-    if parameters.regroup_s:
-        launch = launch + xp.where((heads > kv_heads) & (kv_heads > 1) & (seqs > 1), parameters.regroup_s, 0.0)
+    overhead = overhead_time(xp, parameters, split, seqs, keys)
+    launch = launch_time(xp, parameters, shape, split.splits, seqs, widening)
     if parameters.stream_overlap:
         work = smooth_maximum(xp, busy, stream, parameters.stream_overlap)
     else:

@@ -26,6 +26,10 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
         Waves, >= 1: between ``items / cores`` and ``ceil(items / cores)``.
 
     Source: NVIDIA, "Matrix Multiplication Background User's Guide" (2023), section on wave quantization.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> [tile_waves(SCALAR, 198, 132, wave_share) for wave_share in (0.0, 1.0)]
+    [1.5, 2.0]
     """
     exact = items / cores
     return xp.maximum(1.0, exact + (xp.ceil(exact) - exact) * wave_share)
@@ -33,7 +37,11 @@ def tile_waves(xp: Functions, items: Num, cores: Num, wave_share: Num) -> Num:
 
 @lru_cache(maxsize=4096)
 def useful_tiles(tiles: Tiles, m: float) -> Tiles:
-    """Drop tiles that cannot be fastest: a tile with the same columns and fewer rows already covers all of ``m``."""
+    """Drop tiles that cannot be fastest: a tile with the same columns and fewer rows already covers all of ``m``.
+
+    >>> useful_tiles(((64, 128), (128, 128), (128, 256)), 32)
+    ((64, 128), (128, 256))
+    """
     return tuple((r, c) for r, c in tiles if not any(c2 == c and m <= r2 < r for r2, c2 in tiles))
 
 

@@ -37,6 +37,9 @@ def read_routing(name: str) -> Routing:
 
     Raises:
         ProfileError: no such routing, or an exponent outside (0, 3).
+
+    >>> read_routing("power-law-1.2")
+    Routing(kind='power-law', alpha=1.2)
     """
     text = name.replace("_", "-")
     if text in ("balanced", "uniform", "identical"):
@@ -74,6 +77,10 @@ def expert_loads(
     Source: power law as NVIDIA's aiconfigurator draws it for its measurements (``power_law_logits_v3``: loads on
         [1, 0.8 n] scaled to n k and rounded, the slowest rank measured; on [0.01, 2] where n k <= E); random routing is
         the binomial distribution, distinct experts ``E (1 - (1 - k/E)^n)``.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> expert_loads(SCALAR, Routing("balanced"), 64, 8, 2, 4)
+    ExpertLoads(active=2.0, assignments=32.0, loads=(16.0,))
     """
     held = num_experts / ranks
     total = tokens * experts_per_token
@@ -103,7 +110,12 @@ def expert_loads(
 
 
 def expected_maximum(xp: Functions, count: Num) -> Num:
-    """Expected largest of ``count`` independent standard normal numbers, to 5 % up to 256 (0 for one)."""
+    """Expected largest of ``count`` independent standard normal numbers, to 5 % up to 256 (0 for one).
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> round(expected_maximum(SCALAR, 8), 2)
+    1.34
+    """
     return 0.58 * xp.log2(xp.maximum(1.0, count)) ** 0.765
 
 
@@ -180,7 +192,12 @@ def _slowest_rank(xp: Functions, held: Num, mean: Num, active: Num, factor: Num,
 def slowest_rank_factor(
     xp: Functions, routing: Routing, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> Num:
-    """Load of the slowest rank relative to the mean, >= 1; collectives between the ranks wait for it."""
+    """Load of the slowest rank relative to the mean, >= 1; collectives between the ranks wait for it.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> [round(slowest_rank_factor(SCALAR, Routing("uniform"), n, 64, 8, 8), 2) for n in (16, 4096)]
+    [1.31, 1.02]
+    """
     loads = expert_loads(xp, routing, tokens, num_experts, experts_per_token, ranks)
     return xp.maximum(1.0, loads.assignments * ranks / (tokens * experts_per_token))
 

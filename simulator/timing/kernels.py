@@ -448,7 +448,11 @@ def decode_attention(
 
 
 def alike_tokens(query_len: Num) -> Num:
-    """Tokens per independent choice of experts where each sequence has ``query_len`` tokens in a row."""
+    """Tokens per independent choice of experts where each sequence has ``query_len`` tokens in a row.
+
+    >>> round(alike_tokens(4), 2)
+    1.53
+    """
     return query_len / (1.0 + OWN_EXPERTS * (query_len - 1))
 
 

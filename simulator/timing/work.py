@@ -121,7 +121,11 @@ def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[An
 
 
 def mean_sequence(work: StepWork[Any], present: Any) -> StepWork[Any]:
-    """The step for a single decoding sequence with the mean context of the batch; for none where ``present`` is 0."""
+    """The step for a single decoding sequence with the mean context of the batch; for none where ``present`` is 0.
+
+    >>> mean_sequence(decode_work(4, 1, (8000,)), 1).decode_kv_tokens
+    (2000,)
+    """
     several = work.decode_seqs + (work.decode_seqs == 0)
     keys = tuple(keys // several for keys in work.decode_kv_tokens)
     return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
@@ -143,6 +147,9 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int
         new_tokens: queries in the chunk.
         cached_tokens: keys before the chunk.
         window: sliding window in tokens, or None for full attention.
+
+    >>> causal_pairs(4, 6, None), causal_pairs(4, 6, 3)
+    (34, 12)
     """
     if window is None:
         return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
@@ -151,7 +158,11 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int
 
 
 def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
-    """Keys that ``query_len`` consecutive queries ending at ``context_tokens`` read from one sequence's cache."""
+    """Keys that ``query_len`` consecutive queries ending at ``context_tokens`` read from one sequence's cache.
+
+    >>> keys_read(1000, 4, None), keys_read(1000, 4, 128)
+    (1000, 131)
+    """
     return context_tokens if window is None else min(context_tokens, window + query_len - 1)
 
 
@@ -160,6 +171,9 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
 
     By default sequences are dealt out evenly, whole: a single prompt keeps one group busy
     while the others wait.
+
+    >>> slowest_group(decode_work(5, 1, (5000,)), 2).decode_kv_tokens
+    (3000,)
     """
     if groups == 1 or np.all(work.dp_imbalance):
         return work
@@ -226,6 +240,10 @@ def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[A
         windows: attention window of each per-window entry.
 
     Source: ``vllm/spec_decode/batch_expansion.py``, v0.6.
+
+    >>> verified = expanded(decode_work(2, 3, (2000,)), (None,))
+    >>> verified.decode_seqs, verified.query_len, verified.decode_kv_tokens
+    (6, 1, (5994,))
     """
     rows = work.decode_tokens
     earlier = rows * (work.query_len - 1) // 2
@@ -241,7 +259,11 @@ USUAL_BATCH, USUAL_TOKENS = 32, 1024
 
 
 def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, context: int) -> StepWork[int]:
-    """A step in which ``seqs`` sequences with ``context`` tokens in the cache verify ``query_len`` tokens each."""
+    """A step in which ``seqs`` sequences with ``context`` tokens in the cache verify ``query_len`` tokens each.
+
+    >>> decode_step((None, 128), 8, 4, 1000).decode_kv_tokens
+    (8032, 1048)
+    """
     keys = tuple(
         seqs * (context + query_len if w is None else min(context + query_len, w + query_len - 1)) for w in windows
     )
