@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
-from forerun.document import Json
+from dashboards.page import Tile
 from forerun.errors import ForerunError
 from forerun.tables import Cell, Table, Value
 from simulator.studies.paired import metric_words
@@ -60,40 +60,6 @@ class ErrorRow:
         return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
 
 
-def errors_document(rows: Iterable[ErrorRow], version: str) -> Json:
-    """The JSON of errors, which the given version of Forerun computed."""
-    return {"version": version, "errors": [asdict(row) for row in rows]}
-
-
-def signed_row(
-    section: str, name: str, metric: str, signed: Sequence[float], basis: str | None, fitted: str, ships: bool = True
-) -> ErrorRow:
-    """A row of the record from signed relative errors."""
-    sizes = [100.0 * abs(error) for error in signed]
-    figures = (len(sizes), fmean(sizes), median(sizes), 100.0 * fmean(signed))
-    return ErrorRow(section, name, metric, *figures, basis, fitted, ships)
-
-
-def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[ErrorRow]:
-    """Rows on record with the computed parts in place of their own: a section's shipped or its measured comparisons, of
-    benchmark results those tables that were computed, by the end of their path."""
-    anew = {(row.section, row.ships) for row in computed}
-    tables = {f"/{row.name}" for row in computed if row.section == "requests"}
-
-    def stays(row: ErrorRow) -> bool:
-        if row.section == "requests":
-            return not any(f"/{row.name}".endswith(table) for table in tables)
-        return (row.section, row.ships) not in anew
-
-    kept = [row for row in recorded if stays(row)]
-
-    def place(row: ErrorRow) -> tuple[int, bool, str]:
-        by_name = row.section == "requests" and not row.ships
-        return (SECTIONS.index(row.section), not row.ships, row.name if by_name else "")
-
-    return sorted([*kept, *computed], key=place)
-
-
 def read_errors(path: Path) -> list[ErrorRow]:
     """The errors in a file that ``forerun validate`` wrote."""
     try:
@@ -109,22 +75,6 @@ def read_errors(path: Path) -> list[ErrorRow]:
         if row.section not in SECTIONS or not isinstance(row.mape, int | float) or not isfinite(row.mape):
             raise ForerunError(f"{path}: {row.section}: {row.name}: mape must be a number (got {row.mape!r})")
     return rows
-
-
-def grown_errors(now: Sequence[ErrorRow], recorded: Sequence[ErrorRow], margin: float) -> list[str]:
-    """One line for each recorded error that has grown by over ``margin`` percentage points, or is no longer there."""
-    current = {row.key: row for row in now}
-    lines = []
-    for old in recorded:
-        row = current.get(old.key)
-        label = f"{old.section}: {old.name} ({old.metric})"
-        if row is None:
-            lines.append(f"{label}: on record with {old.mape:.2f} %, no longer compared")
-        elif not row.mape <= old.mape + margin:
-            lines.append(f"{label}: {row.mape:.2f} % exceeds {old.mape:.2f} % on record by more than {margin:g}")
-        elif row.n < old.n:
-            lines.append(f"{label}: {row.n} rows compared, {old.n} on record")
-    return lines
 
 
 def predicted_words(row: ErrorRow) -> str:
@@ -182,10 +132,19 @@ def errors_sentence(rows: Sequence[ErrorRow]) -> str:
     return f"Of {len(errors)} comparisons with measurements half are off by {half:.1f} % or less on average{few}."
 
 
-def spread(rows: Sequence[ErrorRow]) -> Mapping[str, tuple[float, ErrorRow]]:
-    """Median error and worst comparison of each kind of prediction."""
-    return {words: (median(row.mape for row in group), group[-1]) for words, group in by_predicted(rows).items()}
-
-
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")
+"""Comparisons shown as tiles, in this order."""
+
+
+def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
+    """The middle error of what users ask about first, of as much of it as there is."""
+    errors = {words: (median(row.mape for row in group), group[-1].mape) for words, group in by_predicted(rows).items()}
+    return [
+        Tile(words, f"{errors[words][0]:.1f}", "%", f"half within; worst {errors[words][1]:.0f} %")
+        for words in TILES
+        if words in errors
+    ]

@@ -15,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dashboards.attention_report import atlas_html
+from alspec_report import atlas_html
 from dashboards.figures.attention import region_words
 from simulator.studies.alspec import (
     ATLAS_BATCHES,

@@ -12,18 +12,14 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dashboards.attention_report import Finding, attention_report_html
+from alspec_report import Finding, LeverData, RateData, attention_report_html, lever_figure, rate_figure
 from dashboards.figures.attention import (
     GainData,
-    LeverData,
-    RateData,
     context_gain_data,
     context_gain_figure,
     gain_figure,
     gantt_data,
     gantt_figure,
-    lever_figure,
-    rate_figure,
     sensitivity_data,
     sensitivity_figure,
     token_grid,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dashboards.recorded_errors import SECTIONS, ErrorRow, error_tables, errors_document, merged, read_errors
+from dashboards.recorded_errors import SECTIONS, ErrorRow, error_tables, read_errors
 from forerun.document import json_text
 from forerun.errors import ForerunError
 from forerun.version import VERSION
@@ -27,6 +27,7 @@ from simulator.running.metrics.files import StagedFiles
 from validation.bands import bands_page, coverage_of_tables, served_figures, write_served
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
+from validation.record import errors_document, merged
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
 from validation.shipped import shipped_errors

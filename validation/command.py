@@ -60,8 +60,9 @@ def check_errors(
     Rows of the record that need measured tables which do not ship are counted and left; parts whose code, data and
     libraries have not changed since they were computed last are taken from the cache.
     """
-    from dashboards.recorded_errors import grown_errors, read_errors
+    from dashboards.recorded_errors import read_errors
     from forerun.errors import ForerunError
+    from validation.record import grown_errors
 
     if check is None:
         mode = "without --check" if called.invoked_subcommand is None else f"before '{called.invoked_subcommand}'"
@@ -170,13 +171,14 @@ def _shipped(sections: Sequence[str], bar: bool, quick: bool, fresh: bool, jobs:
 
 
 def _show(sections: Sequence[str], fresh: bool, jobs: int | None, out: Path | None, json_file: str | None) -> int:
-    from dashboards.recorded_errors import error_tables, errors_document
+    from dashboards.recorded_errors import error_tables
     from forerun.version import VERSION
+    from validation.record import errors_document
 
     with checked_outputs(out, json_file):
         rows = _shipped(sections, json_file != "-", False, fresh, jobs).rows
         if out is not None:
-            from dashboards.checks import write_errors
+            from validation.checks import write_errors
 
             write_errors(out, rows)
         emit(errors_document(rows, VERSION), json_file, error_tables(rows))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from typing import NamedTuple
 
-from dashboards.recorded_errors import SECTIONS, ErrorRow, signed_row
+from dashboards.recorded_errors import SECTIONS, ErrorRow
 from forerun.workers import Workers
 from hwprofiles import KernelLibrary, load_chip, weakest
 from simulator.replay.calibrate import calibrate
@@ -20,6 +20,7 @@ from traces.benchmark_results import MeasuredRun
 from traces.kernels import read_kernels
 from validation.facts import NOTHING, fitted_words
 from validation.inputs import Cache
+from validation.record import signed_row
 from validation.requests import base_scenario
 from validation.speculation import (
     FITTED_DEPTH,

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from dashboards.recorded_errors import ErrorRow, signed_row
+from dashboards.recorded_errors import ErrorRow
 from hwprofiles import weakest
 from simulator.replay.rerun import run_scenario
 from simulator.replay.steps import steps_document
@@ -20,6 +20,7 @@ from traces.benchmark_results import MeasuredRun
 from traces.steps.table import step_table
 from validation.facts import fitted_words
 from validation.halves import rows_by_hash
+from validation.record import signed_row
 
 METRIC = "step_ms"
 PROFILE = "vllm_dsv4_flash_b300_step_cost.csv"

@@ -15,8 +15,7 @@ from made_kernels import attention_rows, gemm_rows, measured
 from plain_scenario import plain_data
 
 import simulator
-from dashboards.attention_report import atlas_html
-from dashboards.checks import write_check, write_errors
+from alspec_report import atlas_html
 from dashboards.recorded_errors import ErrorRow
 from dashboards.report import write_report
 from dashboards.study_report import study_html
@@ -33,6 +32,7 @@ from simulator.studies.compare.document import CompareResult
 from simulator.studies.paired import HIGHER_IS_BETTER
 from simulator.workload import generate_requests
 from traces.kernels import concatenate
+from validation.checks import write_check, write_errors
 from validation.selfcheck.command import LABELS, METHODS, page_of
 
 SCENARIO: dict[str, Any] = plain_data(

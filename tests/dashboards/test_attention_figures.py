@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from dashboards.attention_report import Finding, attention_report_html
+from alspec_report import Finding, LeverData, RateData, attention_report_html, lever_figure, rate_figure
 from dashboards.figures import attention
-from dashboards.figures.attention import GainData, LeverData, RateData
+from dashboards.figures.attention import GainData
 from simulator.speculation.attention_level import compare_layouts, consistency_set, pass_seconds
 from simulator.speculation.attention_level.consistency import group_layer
 from simulator.studies.alspec import Gain
@@ -72,7 +72,7 @@ def test_gains_mark_what_does_not_fit():
 
 def test_rates_show_their_data():
     rates = np.array([[1.0, 2.0], [3.0, 4.0]])
-    figure = attention.rate_figure(RateData("title", (8192, 131072), ("one", "two"), rates, "extrapolated"))
+    figure = rate_figure(RateData("title", (8192, 131072), ("one", "two"), rates, "extrapolated"))
     assert [list(trace.y) for trace in figure.data] == rates.tolist()
     assert list(figure.data[0].x) == ["8K", "128K"]
 
@@ -80,7 +80,7 @@ def test_rates_show_their_data():
 def test_levers_show_speed_against_error_with_both_foils():
     gain, error = np.array([[1.2, 1.5], [1.3, 1.6]]), np.array([[0.01, 0.05], [0.01, 0.03]])
     data = LeverData("somewhere", (128, 512), (0.05, 0.2), gain, error, np.array([2.0, 1.9]), np.array([0.07, 0.04]))
-    figure = attention.lever_figure(data)
+    figure = lever_figure(data)
     assert [list(trace.x) for trace in figure.data[:2]] == error.tolist()
     assert [list(trace.y) for trace in figure.data[:2]] == gain.tolist()
     assert [trace.name for trace in figure.data[2:]] == ["never checked", "exact attention"]

@@ -14,9 +14,9 @@ from dashboards.app.pages import replay
 from dashboards.app.pages.replay import PAGE, VIEWS, compute
 from dashboards.app.replays import record, replay_task
 from dashboards.app.served import ServedFolders
-from dashboards.checks import write_errors
 from dashboards.recorded_errors import ErrorRow, read_errors
 from forerun.errors import ForerunError
+from validation.checks import write_errors
 
 RUNS = """run,model,chip,framework,tensor_parallel,request_rate,process,input_tokens,output_tokens,num_requests,\
 mean_ttft_ms,mean_tpot_ms,output_throughput

@@ -79,7 +79,7 @@ def selfcheck(
             check = Selfcheck(TINY if tiny else FULL, folder, threads, seed, dtype, tell)
             document = check.run() | {"folder": None if out is None else str(out)}
         if out is not None:
-            from dashboards.checks import write_check
+            from validation.checks import write_check
 
             write_check(out, "selfcheck.json", document, page_of(document))
         emit(document, json_file, _tables(document))
@@ -88,7 +88,7 @@ def selfcheck(
 
 def page_of(document: dict[str, Any]) -> str:
     """The page of a check as text."""
-    from dashboards.checks import check_html
+    from validation.checks import check_html
 
     says = "This machine's own engine beside its prediction"
     return check_html("Selfcheck", says, _conclusion(document), _tables(document))

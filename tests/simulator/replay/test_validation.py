@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.recorded_errors import ErrorRow, errors_document, grown_errors, merged, read_errors
+from dashboards.recorded_errors import ErrorRow, read_errors
 from forerun.errors import ForerunError
 from hwprofiles import library
 from simulator.replay.split import training_rows
 from validation import shipped
 from validation.facts import NOTHING, facts, fitted_words
 from validation.inputs import Cache, digest_of, modules_below
+from validation.record import errors_document, grown_errors, merged
 from validation.shipped import SPLIT, parts, sample_errors, shipped_errors
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)

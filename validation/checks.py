@@ -9,24 +9,12 @@ import plotly.graph_objects as go
 
 from dashboards.figures.replays import errors_data, errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
-from dashboards.recorded_errors import ErrorRow, error_tables, errors_document, errors_sentence, spread, summary_table
+from dashboards.recorded_errors import ErrorRow, error_tables, error_tiles, errors_sentence, summary_table
 from forerun.document import Json, json_text
 from forerun.tables import Table
 from forerun.version import VERSION
 from simulator.running.metrics.files import StagedFiles
-
-TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Speed-up of speculation", "Kernels: gemm")
-"""Comparisons shown as tiles, in this order."""
-
-
-def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
-    """The middle error of what users ask about first, of as much of it as there is."""
-    errors = spread(rows)
-    return [
-        Tile(words, f"{errors[words][0]:.1f}", "%", f"half within; worst {errors[words][1].mape:.0f} %")
-        for words in TILES
-        if words in errors
-    ]
+from validation.record import errors_document
 
 
 def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
