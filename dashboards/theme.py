@@ -185,10 +185,27 @@ def add_line(
 
 
 def add_points(
-    figure: go.Figure, x: Column, y: Column, name: str, marker: Mapping[str, object], hover: str, **more: object
+    figure: go.Figure,
+    x: Column,
+    y: Column,
+    name: str | None,
+    marker: Mapping[str, object],
+    hover: str | None,
+    **more: object,
 ) -> None:
     """Points; ``more`` are settings of Plotly's scatter."""
     figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, hovertemplate=hover, **more)
+
+
+def add_bars(
+    figure: go.Figure, values: Column, names: Column, marker: Mapping[str, object], hover: str | None, **more: object
+) -> None:
+    """Horizontal bars; ``more`` are settings of Plotly's bar."""
+    figure.add_bar(x=values, y=names, orientation="h", marker=marker, hovertemplate=hover, **more)
+
+
+INSIDE: Look = {"textposition": "inside", "insidetextanchor": "middle", "constraintext": "none", "textangle": 0}
+"""Settings of bars whose text stands upright in their middle."""
 
 
 def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: object) -> Look:

@@ -14,12 +14,14 @@ from dashboards.theme import (
     BLUE,
     GREEN,
     GREY,
+    INSIDE,
     ORANGE,
     PINK,
     SKY,
     VERMILLION,
     Look,
     add_band,
+    add_bars,
     add_line,
     add_points,
     captioned,
@@ -134,26 +136,13 @@ def sensitivity_figure(data: SensitivityData) -> go.Figure:
     high = max(data.published, *(case.speedup for case in data.cases))
     start = low - 0.06 * (high - low)
     figure = go.Figure()
-    figure.add_bar(
-        orientation="h",
-        y=rows,
-        width=0.4,
-        base=[base.speedup] * len(rows),
-        x=[case.speedup - base.speedup for case in data.cases],
-        marker={"color": [VERMILLION if case.speedup < base.speedup else GREEN for case in data.cases]},
-        customdata=[(case.speedup, case.overhead_reduction, case.name) for case in data.cases],
-        hovertemplate="%{customdata[0]:.2f}x, attention overhead cut %{customdata[1]:.1f}x"
-        "<extra>%{customdata[2]}</extra>",
-        showlegend=False,
-    )
-    figure.add_scatter(
-        x=[case.speedup for case in data.cases],
-        y=rows,
-        mode="markers",
-        marker={"color": BLUE, "size": 8},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    look: Look = {"width": 0.4, "base": [base.speedup] * len(rows), "showlegend": False}
+    look["customdata"] = [(case.speedup, case.overhead_reduction, case.name) for case in data.cases]
+    hover = "%{customdata[0]:.2f}x, attention overhead cut %{customdata[1]:.1f}x<extra>%{customdata[2]}</extra>"
+    colours = {"color": [VERMILLION if case.speedup < base.speedup else GREEN for case in data.cases]}
+    add_bars(figure, [case.speedup - base.speedup for case in data.cases], rows, colours, hover, **look)
+    dots = [case.speedup for case in data.cases], rows, None, {"color": BLUE, "size": 8}, None
+    add_points(figure, *dots, hoverinfo="skip", showlegend=False)
     figure.add_scatter(
         x=[start] * len(rows),
         y=[row - 0.42 for row in rows],
@@ -361,36 +350,17 @@ def gantt_figure(data: GanttData) -> go.Figure:
             part = [bar for bar in one.bars if work_of(bar) == kind]
             if not part:
                 continue
-            figure.add_bar(
-                row=row,
-                col=1,
-                orientation="h",
-                y=[bar.lane for bar in part],
-                base=[bar.start_s * 1e6 for bar in part],
-                x=[(bar.end_s - bar.start_s) * 1e6 for bar in part],
-                name=kind,
-                legendgroup=kind,
-                showlegend=kind not in shown,
-                marker={
-                    "color": colour,
-                    "line": {"width": 0.5, "color": "#101418"},
-                    "pattern": {
-                        "shape": ["" if bar.kept else "/" for bar in part],
-                        "fillmode": "overlay",
-                        "fgcolor": "#ffffff",
-                        "fgopacity": 0.8,
-                    },
-                },
-                opacity=1.0,
-                text=[f"{bar.work.split()[-1]} {bar.layer + 1}" if _wide(bar, width) else "" for bar in part],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                constraintext="none",
-                textfont={"color": "#101418" if colour in (SKY, ORANGE, PINK, GREY) else "#ffffff", "size": 11},
-                customdata=[(bar.work, bar.layer + 1, "" if bar.kept else ", thrown away") for bar in part],
-                hovertemplate="%{customdata[0]}, layer %{customdata[1]}%{customdata[2]}: %{x:.1f} us<extra></extra>",
-            )
+            hatched = {"shape": ["" if bar.kept else "/" for bar in part], "fillmode": "overlay"}
+            pattern = hatched | {"fgcolor": "#ffffff", "fgopacity": 0.8}
+            marker = {"color": colour, "line": {"width": 0.5, "color": "#101418"}, "pattern": pattern}
+            bars: Look = {"base": [bar.start_s * 1e6 for bar in part], "opacity": 1.0, "row": row, "col": 1}
+            bars |= {"name": kind, "legendgroup": kind, "showlegend": kind not in shown, **INSIDE}
+            bars["text"] = [f"{bar.work.split()[-1]} {bar.layer + 1}" if _wide(bar, width) else "" for bar in part]
+            bars["textfont"] = {"color": "#101418" if colour in (SKY, ORANGE, PINK, GREY) else "#ffffff", "size": 11}
+            bars["customdata"] = [(bar.work, bar.layer + 1, "" if bar.kept else ", thrown away") for bar in part]
+            hover = "%{customdata[0]}, layer %{customdata[1]}%{customdata[2]}: %{x:.1f} us<extra></extra>"
+            lengths = [(bar.end_s - bar.start_s) * 1e6 for bar in part]
+            add_bars(figure, lengths, [bar.lane for bar in part], marker, hover, **bars)
             shown.add(kind)
     figure.update_xaxes(title="microseconds", row=2, col=1)
     caption = f"two layers; hatched: thrown away<br>{data.reading}"

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, VERMILLION, Look, add_line, captioned, method_line, text_bars
+from dashboards.theme import COLOURS, GREY, VERMILLION, Look, add_line, add_points, captioned, method_line, text_bars
 from forerun.arrays import FloatArray
 from forerun.document import Json
 from simulator.running.metrics.usage import HOURS_PER_MONTH
@@ -222,19 +222,12 @@ def load_figure(data: LoadData) -> go.Figure:
     for row, (metric, title) in enumerate(METRICS.items(), start=1):
         shown = [point for point in data.simulated if getattr(point, metric) is not None]
         if shown:
-            figure.add_scatter(
-                x=[point.request_rate for point in shown],
-                y=[getattr(point, metric) for point in shown],
-                mode="markers",
-                name="simulated",
-                legendgroup="simulated",
-                showlegend=row == 1,
-                marker={"symbol": "diamond", "size": 11, "color": COLOURS["tpot"]},
-                customdata=[[point.requests] for point in shown],
-                hovertemplate="simulated: %{y:.4s} at %{x:.3g} req/s, %{customdata[0]:,} requests<extra></extra>",
-                row=row,
-                col=1,
-            )
+            rates, means = zip(*((point.request_rate, getattr(point, metric)) for point in shown), strict=True)
+            marker = {"symbol": "diamond", "size": 11, "color": COLOURS["tpot"]}
+            look = {"legendgroup": "simulated", "showlegend": row == 1, "row": row, "col": 1}
+            look["customdata"] = [[point.requests] for point in shown]
+            hover = "simulated: %{y:.4s} at %{x:.3g} req/s, %{customdata[0]:,} requests<extra></extra>"
+            add_points(figure, rates, means, "simulated", marker, hover, **look)
         panel = "" if row == 1 else row
         upright = {"type": "line", "y0": 0, "y1": 1, "xref": f"x{panel}", "yref": f"y{panel} domain"}
         dotted = {"color": GREY, "width": 1.5, "dash": "dot"}

@@ -20,6 +20,7 @@ from dashboards.theme import (
     SKY,
     VERMILLION,
     Look,
+    add_bars,
     add_distribution,
     add_points,
     captioned,
@@ -161,19 +162,13 @@ def scores_figure(data: ScoresData) -> go.Figure:
     figure = go.Figure()
     for regime in dict.fromkeys(bar.regime for bar in data.groups):
         part = [bar for bar in data.groups if bar.regime == regime]
-        figure.add_bar(
-            y=[_label(bar) for bar in part],
-            x=[bar.median_ape for bar in part],
-            orientation="h",
-            name=f"{regime}-bound",
-            marker={"color": COLOURS.get(regime, BLUE)},
-            error_x=whiskers(
-                [(None, bar.median_ape, max(bar.median_ape, bar.p90_ape)) for bar in part], color=GREY, thickness=1.5
-            ),
-            customdata=[[bar.n, bar.p90_ape, bar.bias] for bar in part],
-            hovertemplate="%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
-            "%{customdata[0]:,} rows<extra></extra>",
-        )
+        medians, labels = [bar.median_ape for bar in part], [_label(bar) for bar in part]
+        ends = [(None, bar.median_ape, max(bar.median_ape, bar.p90_ape)) for bar in part]
+        look: Look = {"name": f"{regime}-bound", "error_x": whiskers(ends, color=GREY, thickness=1.5)}
+        look["customdata"] = [[bar.n, bar.p90_ape, bar.bias] for bar in part]
+        hover = "%{y}: median %{x:.1f} %, p90 %{customdata[1]:.1f} %, bias %{customdata[2]:+.1f} %, "
+        hover += "%{customdata[0]:,} rows<extra></extra>"
+        add_bars(figure, medians, labels, {"color": COLOURS.get(regime, BLUE)}, hover, **look)
     y = {"categoryorder": "array", "categoryarray": data.labels, "autorange": "reversed", "ticks": ""}
     x, height = {"title": "absolute error (%)", "rangemode": "tozero"}, 160 + 30 * max(3, len(data.groups))
     caption = "bar: median, whisker: 90th percentile"
@@ -184,15 +179,9 @@ def coverage_figure(data: ScoresData) -> go.Figure:
     """Share of measurements inside the 90 % interval of their prediction, by group; empty where none has one."""
     figure = go.Figure()
     part = [bar for bar in data.groups if bar.coverage90 is not None]
-    figure.add_bar(
-        y=[_label(bar) for bar in part],
-        x=[bar.coverage90 for bar in part],
-        orientation="h",
-        marker={"color": SKY},
-        customdata=[[bar.n] for bar in part],
-        hovertemplate="%{y}: %{x:.1f} % of %{customdata[0]:,} rows<extra></extra>",
-        showlegend=False,
-    )
+    shares, labels = [bar.coverage90 for bar in part], [_label(bar) for bar in part]
+    counts, hover = [[bar.n] for bar in part], "%{y}: %{x:.1f} % of %{customdata[0]:,} rows<extra></extra>"
+    add_bars(figure, shares, labels, {"color": SKY}, hover, customdata=counts, showlegend=False)
     figure.add_vline(x=90, line={"color": GREY, "width": 1.5, "dash": "dot"})
     axes = ({"title": "inside the 90 % interval (%)", "range": [0, 100]}, {"autorange": "reversed", "ticks": ""})
     return captioned(figure, "Coverage", "90 % would be right", data.basis, 160 + 30 * max(3, len(part)), *axes)

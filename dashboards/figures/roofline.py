@@ -115,24 +115,18 @@ def roofline_figure(data: RooflineData) -> go.Figure:
         _add_measured(figure, data.measured)
     for phase in dict.fromkeys(point.phase for point in data.points):
         part = [point for point in data.points if point.phase == phase]
-        figure.add_scatter(
-            x=[point.intensity for point in part],
-            y=[point.flops_per_s for point in part],
-            mode="markers",
-            name=phase,
-            marker={
-                "color": COLOURS.get(phase, BLUE),
-                "symbol": [SYMBOLS.get(point.kernel.family, "circle") for point in part],
-                "size": [9 + 24 * point.share**0.5 for point in part],
-                "opacity": 0.85,
-                "line": {"width": 1, "color": "rgba(128,128,128,0.6)"},
-            },
-            customdata=[[kernel.name, kernel.step_s * 1e6, share * 100, kernel.bound] for _, kernel, share in part],
-            hovertemplate=(
-                "<b>%{customdata[0]}</b><br>%{x:.3s} FLOP/byte, %{y:.3s}FLOP/s<br>"
-                "%{customdata[1]:.4s} us, %{customdata[2]:.1f} % of the step, bound: %{customdata[3]}"
-            ),
-        )
+        marker = {
+            "color": COLOURS.get(phase, BLUE),
+            "symbol": [SYMBOLS.get(point.kernel.family, "circle") for point in part],
+            "size": [9 + 24 * point.share**0.5 for point in part],
+            "opacity": 0.85,
+            "line": {"width": 1, "color": "rgba(128,128,128,0.6)"},
+        }
+        shown = [[kernel.name, kernel.step_s * 1e6, share * 100, kernel.bound] for _, kernel, share in part]
+        hover = "<b>%{customdata[0]}</b><br>%{x:.3s} FLOP/byte, %{y:.3s}FLOP/s<br>"
+        hover += "%{customdata[1]:.4s} us, %{customdata[2]:.1f} % of the step, bound: %{customdata[3]}"
+        at = [point.intensity for point in part], [point.flops_per_s for point in part]
+        add_points(figure, *at, phase, marker, hover, customdata=shown)
     titles = ("arithmetic intensity (FLOP/byte)", "FLOP/s")
     axes = ({"title": title, "type": "log", "tickformat": "~s", "dtick": 1} for title in titles)
     caption = "circle GEMM, diamond attention; size: share of the step"

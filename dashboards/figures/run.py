@@ -10,7 +10,18 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, RUN_COLOURS, Look, add_distribution, add_line, add_points, captioned
+from dashboards.theme import (
+    COLOURS,
+    GREY,
+    INSIDE,
+    RUN_COLOURS,
+    Look,
+    add_bars,
+    add_distribution,
+    add_line,
+    add_points,
+    captioned,
+)
 from forerun.arrays import FloatArray, IntArray
 from forerun.document import Json
 from hwprofiles import weakest
@@ -36,20 +47,11 @@ def bottleneck_figure(data: BottleneckData) -> go.Figure:
     figure, names = go.Figure(), list(data.rows)
     for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
         values = [shares.get(bound, 0.0) for shares in data.rows.values()]
-        figure.add_bar(
-            y=names,
-            x=[share * 100 for share in values],
-            orientation="h",
-            name=bound,
-            marker={"color": COLOURS[bound]},
-            text=[f"{share:.0%}" if share >= 0.09 else "" for share in values],
-            textposition="inside",
-            insidetextanchor="middle",
-            constraintext="none",
-            textangle=0,
-            textfont={"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"},
-            hovertemplate=f"{bound}: %{{x:.2f}} %<extra></extra>",
-        )
+        ink = {"color": "#101418" if bound in ("memory", "idle", "latency") else "#ffffff"}
+        text = [f"{share:.0%}" if share >= 0.09 else "" for share in values]
+        marker, hover = {"color": COLOURS[bound]}, f"{bound}: %{{x:.2f}} %<extra></extra>"
+        percents = [share * 100 for share in values]
+        add_bars(figure, percents, names, marker, hover, name=bound, text=text, textfont=ink, **INSIDE)
     look: Look = {"barmode": "stack", "legend": {"traceorder": "normal"}}
     x = {"title": "share of engine time (%)", "range": [0, 100], "showgrid": False}
     y: Look = {"ticks": "", "autorange": "reversed"}
@@ -349,25 +351,19 @@ def waterfall_figure(data: WaterfallData) -> go.Figure:
     figure = go.Figure()
     places = np.arange(len(data.row))
     for name, begin, end in phases:
-        figure.add_bar(
-            y=places,
-            x=end - begin,
-            base=begin,
-            orientation="h",
-            name=name,
-            marker={"color": COLOURS[name], "line": {"width": 0}},
-            customdata=np.column_stack([data.row, (end - begin) * 1e3]),
-            hovertemplate="request %{customdata[0]}: %{customdata[1]:.4~s} ms",
-        )
+        marker = {"color": COLOURS[name], "line": {"width": 0}}
+        shown = np.column_stack([data.row, (end - begin) * 1e3])
+        hover = "request %{customdata[0]}: %{customdata[1]:.4~s} ms"
+        add_bars(figure, end - begin, places, marker, hover, base=begin, name=name, customdata=shown)
     y = {"title": "request, in order of arrival", "autorange": "reversed", "showticklabels": False, "ticks": ""}
     if data.marked is not None:
         place = int(np.flatnonzero(data.row == data.marked)[0])
         figure.add_hrect(y0=place - 0.5, y1=place + 0.5, fillcolor=COLOURS["tokens"], opacity=0.25, line_width=0)
         at = {"x": 1, "xref": "paper", "y": place, "xanchor": "right", "yanchor": "bottom"}
         figure.add_annotation(text=f"request {data.marked}", showarrow=False, **at)
-    shown = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
+    part = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
     look = {"barmode": "overlay", "bargap": 0.2, "hovermode": "closest"}
-    return captioned(figure, "Requests", f"{shown} completed", data.basis, 480, "simulated seconds", y, **look)
+    return captioned(figure, "Requests", f"{part} completed", data.basis, 480, "simulated seconds", y, **look)
 
 
 PAIR_METRICS = {
@@ -435,19 +431,12 @@ def change_figure(data: ComparisonData) -> go.Figure:
         percents = [row[number] for row in rows]
         worse = [x != 0 and (x > 0) != m.more_is_better for x, m in zip(percents, data.metrics, strict=True)]
         colours = [RUN_COLOURS[int(bad)] if one else _run_look(number + 1)["color"] for bad in worse]
-        figure.add_bar(
-            y=[metric.label for metric in data.metrics],
-            x=percents,
-            orientation="h",
-            name=name,
-            marker={"color": colours, "pattern": {"shape": ["/" if bad else "" for bad in worse]}},
-            customdata=[[metric.values[0], metric.values[number + 1]] for metric in data.metrics],
-            text=list(map(change_words, percents)),
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %",
-            showlegend=not one,
-        )
+        marker = {"color": colours, "pattern": {"shape": ["/" if bad else "" for bad in worse]}}
+        hover = "%{y}: %{customdata[0]:.4s} to %{customdata[1]:.4s}, %{x:+.2f} %"
+        both = [[metric.values[0], metric.values[number + 1]] for metric in data.metrics]
+        words: Look = {"text": list(map(change_words, percents)), "textposition": "outside", "cliponaxis": False}
+        labels = [metric.label for metric in data.metrics]
+        add_bars(figure, percents, labels, marker, hover, name=name, customdata=both, showlegend=not one, **words)
     figure.add_vline(x=0, line={"color": GREY, "width": 1})
     x = {"title": "change (%)", "range": _wide([percent for row in rows for percent in row])}
     caption, y = f"against {data.names[0]}; hatched: worse", {"autorange": "reversed", "ticks": ""}

@@ -163,28 +163,22 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
         colour, dash = method_line(published.method)
         name = f"<b>{curve.name}</b><br>"
         chosen = curve.name == data.chosen
+        opacity = 1.0 if chosen or data.chosen is None else 0.5
         figure.add_scatter(
             x=curve.draft_tokens,
             y=curve.length,
             mode="lines" if len(curve.draft_tokens) > 1 else "markers",
             name=curve.name,
             line={"color": colour, "dash": dash, "width": 4 if chosen else 1.3},
-            opacity=1.0 if chosen or data.chosen is None else 0.5,
+            opacity=opacity,
             legendgroup=curve.name,
             showlegend=chosen,
             hovertemplate=f"{name}{published.target}, {published.task}<br>K=%{{x}}: %{{y:.2f}}<extra></extra>",
         )
-        figure.add_scatter(
-            x=curve.measured_tokens,
-            y=curve.measured_length,
-            mode="markers",
-            name=f"{curve.name}, published",
-            marker={"color": colour, "size": 8 if chosen else 4},
-            opacity=1.0 if chosen or data.chosen is None else 0.5,
-            legendgroup=curve.name,
-            showlegend=False,
-            hovertemplate=f"{name}published at K=%{{x}}: %{{y:.2f}}<br>{published.source}<extra></extra>",
-        )
+        hover = f"{name}published at K=%{{x}}: %{{y:.2f}}<br>{published.source}<extra></extra>"
+        marker, name = {"color": colour, "size": 8 if chosen else 4}, f"{curve.name}, published"
+        measured = curve.measured_tokens, curve.measured_length, name, marker, hover
+        add_points(figure, *measured, showlegend=False, legendgroup=curve.name, opacity=opacity)
     x = {"title": "draft tokens K", "dtick": 1}
     y = {"title": "acceptance length (tokens per verify step)", "rangemode": "tozero"}
     caption = f"{len(data.curves)} curves, bonus token included"

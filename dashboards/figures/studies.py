@@ -25,6 +25,7 @@ from dashboards.theme import (
     VERMILLION,
     Look,
     add_band,
+    add_bars,
     add_line,
     add_points,
     captioned,
@@ -136,23 +137,19 @@ def forest_figure(data: ForestData) -> go.Figure:
     for index, name in enumerate(names):
         rows = [row for row in data.rows if row.variant == name]
         offset = 0.0 if len(names) == 1 else 0.5 * (index / (len(names) - 1) - 0.5)
-        figure.add_scatter(
-            x=[row.ratio for row in rows],
-            y=[metrics.index(row.metric) + offset for row in rows],
-            error_x=whiskers([(row.low, row.ratio, row.high) for row in rows], thickness=2, width=4),
-            mode="markers",
-            name=name,
-            marker={"size": 9, "color": VARIANT_COLOURS[index % len(VARIANT_COLOURS)]},
-            customdata=[[metric_words(row.metric), _interval(row.low, row.high)] for row in rows],
-            hovertemplate="%{customdata[0]}: %{x:.3f} %{customdata[1]}",
-        )
+        places = [metrics.index(row.metric) + offset for row in rows]
+        marker = {"size": 9, "color": VARIANT_COLOURS[index % len(VARIANT_COLOURS)]}
+        look: Look = {"error_x": whiskers([(row.low, row.ratio, row.high) for row in rows], thickness=2, width=4)}
+        look["customdata"] = [[metric_words(row.metric), _interval(row.low, row.high)] for row in rows]
+        hover = "%{customdata[0]}: %{x:.3f} %{customdata[1]}"
+        add_points(figure, [row.ratio for row in rows], places, name, marker, hover, **look)
     figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     shown = range_with_intervals([(row.low, row.ratio, row.high) for row in data.rows], logarithmic=True)
     x = {"type": "log", "title": "speedup (right of 1 is better)", "tickformat": ".3~g", "nticks": 6, "tickangle": 0}
     x["range"] = shown
     ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
     y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
-    look: Look = {"showlegend": len(names) > 1, "hovermode": "closest"}
+    look = {"showlegend": len(names) > 1, "hovermode": "closest"}
     height = 210 + max(26, 16 * len(names)) * len(metrics)
     caption = "95 % intervals of paired runs"
     return captioned(figure, "Speedup over the baseline", caption, data.basis, height, x, y, **look)
@@ -212,7 +209,8 @@ def bars_figure(data: BarsData) -> go.Figure:
     """A horizontal bar per name."""
     names, values, good = zip(*data.bars, strict=True) if data.bars else ((), (), ())
     colours = [GREEN if within else VERMILLION for within in good]
-    figure = go.Figure(go.Bar(x=values, y=names, orientation="h", marker={"color": colours}))
+    figure = go.Figure()
+    add_bars(figure, values, names, {"color": colours}, None)
     return captioned(figure, data.title, data.caption, data.basis, 200 + 26 * len(names), data.unit, REVERSED)
 
 
@@ -244,16 +242,9 @@ def tornado_figure(data: TornadoData) -> go.Figure:
     labels = ["<br>".join(wrap(row.parameter, LABEL_LETTERS)) for row in data.rows]
     for end, colour in (("low", SKY), ("high", VERMILLION)):
         speedups = [getattr(row, f"at_{end}") for row in data.rows]
-        figure.add_bar(
-            y=labels,
-            x=[speedup - data.ratio for speedup in speedups],
-            base=data.ratio,
-            orientation="h",
-            name=f"at the {end} end",
-            marker={"color": colour},
-            customdata=speedups,
-            hovertemplate="%{y}: %{customdata:.3f}",
-        )
+        bars, hover = [speedup - data.ratio for speedup in speedups], "%{y}: %{customdata:.3f}"
+        look: Look = {"base": data.ratio, "name": f"at the {end} end", "customdata": speedups}
+        add_bars(figure, bars, labels, {"color": colour}, hover, **look)
     figure.add_vline(x=data.ratio, line={"color": GREY, "width": 1.5})
     if any(row.flips for row in data.rows) or 0.8 < data.ratio < 1.25:
         figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
@@ -526,29 +517,14 @@ def sweep_figure(data: SweepData) -> go.Figure:
     count = len(data.panels)
     figure = make_subplots(rows=count, cols=1, vertical_spacing=0.22 / count if count > 1 else 0.0)
     for row, panel in enumerate(data.panels, start=1):
-        figure.add_scatter(
-            x=panel.values,
-            y=panel.metric,
-            mode="markers",
-            marker={"color": BLUE, "size": 8, "opacity": 0.75},
-            text=panel.names,
-            hovertemplate="%{text}: %{y:.4g}<extra></extra>",
-            showlegend=False,
-            row=row,
-            col=1,
-        )
+        place: Look = {"row": row, "col": 1}
+        marker: Look = {"color": BLUE, "size": 8, "opacity": 0.75}
+        hover = "%{text}: %{y:.4g}<extra></extra>"
+        add_points(figure, panel.values, panel.metric, None, marker, hover, text=panel.names, showlegend=False, **place)
         if len(panel.values) > data.best:
-            figure.add_scatter(
-                x=[panel.values[data.best]],
-                y=[panel.metric[data.best]],
-                mode="markers",
-                marker={"color": VERMILLION, "size": 13, "symbol": "circle-open", "line": {"width": 2.5}},
-                name="best",
-                hoverinfo="skip",
-                showlegend=row == 1,
-                row=row,
-                col=1,
-            )
+            best = [panel.values[data.best]], [panel.metric[data.best]]
+            marker = {"color": VERMILLION, "size": 13, "symbol": "circle-open", "line": {"width": 2.5}}
+            add_points(figure, *best, "best", marker, None, hoverinfo="skip", showlegend=row == 1, **place)
         numbers = [value for value in panel.values if not isinstance(value, str)]
         wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
         few = {"tickvals": sorted(set(numbers))} if 0 < len(set(numbers)) <= MOST_TICKS else {}
