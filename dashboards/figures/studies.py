@@ -37,7 +37,7 @@ from forerun.document import Json, read_document
 from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
 from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
 from simulator.studies.study_file import field_words
-from simulator.studies.sweep.study import point_value
+from simulator.studies.sweep.study import SweepDocument
 
 FOREST_METRICS = (
     "output_throughput",
@@ -486,19 +486,19 @@ class SweepData(NamedTuple):
     """Name and metric of every point that has one."""
     best: int
     metric: str
-    basis: str
+    basis: str | None
 
 
 def sweep_data(document: Json) -> SweepData | None:
     """The finished points of a ``sweep`` document by field; None where none measured its metric."""
-    metric = document["metric"]
-    known = [(p, v) for p in document["points"] if (v := point_value(p, metric)) is not None]
+    data = read_document(SweepDocument, document)
+    known = [(point, value) for point in data.done if (value := point.value(data.metric)) is not None]
     if not known:
         return None
-    paths = list(dict.fromkeys(path for point, _ in known for path in point["set"]))
+    paths = list(dict.fromkeys(path for point, _ in known for path in point.set))
     panels = []
     for path in paths:
-        rows = [(point["set"][path], value, point["name"]) for point, value in known if path in point["set"]]
+        rows = [(point.set[path], value, point.name) for point, value in known if path in point.set]
         values = [row[0] for row in rows]
         if len({repr(value) for value in values}) < 2 and len(paths) > 1:
             continue
@@ -507,9 +507,9 @@ def sweep_data(document: Json) -> SweepData | None:
         panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows)))
     panels.sort(key=lambda panel: -_explained(panel))
     order = [value for _, value in known]
-    best = order.index(max(order) if HIGHER_IS_BETTER[metric] else min(order))
-    points = tuple((point["name"], value) for point, value in known)
-    return SweepData(tuple(panels[:MOST_FIELDS]), points, best, metric, document["basis"])
+    best = order.index(max(order) if HIGHER_IS_BETTER[data.metric] else min(order))
+    points = tuple((point.name, value) for point, value in known)
+    return SweepData(tuple(panels[:MOST_FIELDS]), points, best, data.metric, data.basis)
 
 
 def sweep_figure(data: SweepData) -> go.Figure:

@@ -137,6 +137,10 @@ def test_sweep_ranks_fields_by_what_they_explain():
             "set": {"engine.max_num_seqs": seqs, "hardware.chip": chip},
             "status": "done",
             "summary": {"mean_e2el_ms": base + seqs},
+            **dict.fromkeys(("intervals", "slo", "energy_joules", "cost_usd", "usd_per_million_output_tokens")),
+            "basis": "calibrated",
+            "bottleneck": {},
+            "chips": 1,
         }
         for chip, base in (("h100-sxm", 10.0), ("n150", 100.0))
         for seqs in (1, 2)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
+from forerun.document import LEFT_OUT, DocumentPart, StudyDocument
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value
 from forerun.workers import study_workers
 from simulator.running.scenario import Scenario
 from simulator.studies.artefacts import artefact
-from simulator.studies.frame import ProgressCall, study_document
+from simulator.studies.frame import ProgressCall, study_header
 from simulator.studies.runs import Document, RunPool, SeededRun
 from simulator.studies.study_file import yaml_text
 
@@ -46,64 +48,90 @@ def best_thresholds(
         if not any(run_documents):
             pool.document(SeededRun(everything[0], seeds[0]), "thresholds")
     by_one = [run_documents[at : at + len(seeds)] for at in range(0, len(run_documents), len(seeds))]
-    names: list[Document] = [{"threshold": value, "replicas": None} for value in tried]
-    names += [{"threshold": None, "replicas": count} for count in fixed]
-    rows = [name | _row(documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
-    holding = sorted((row for row in rows if row["holds"]), key=itemgetter("mean_replicas"))
-    scaled = next((row for row in holding if row["threshold"] is not None), None)
-    fixed_row = next((row for row in holding if row["threshold"] is None), None)
-    body = {
-        "field": path,
-        "slo": base.slo,
-        "candidates": rows,
-        "best": scaled,
-        "fixed": fixed_row,
-        "conclusion": _conclusion(path, scaled, fixed_row),
-    }
-    document = study_document(body, base, seeds[0], rows[0]["basis"] if rows else None)
-    result = ThresholdsResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
-    if emit is not None and result.best is not None:
-        document["artefact"] = artefact(emit, result.scenario)
-    return result
+    names: list[tuple[float | None, int | None]] = [*((value, None) for value in tried), *((None, n) for n in fixed)]
+    rows = [_fleet(*name, documents) for name, documents in zip(names, by_one, strict=True) if all(documents)]
+    holding = sorted((row for row in rows if row.holds), key=attrgetter("mean_replicas"))
+    scaled = next((row for row in holding if row.threshold is not None), None)
+    fixed_row = next((row for row in holding if row.threshold is None), None)
+    data = ThresholdsDocument(
+        field=path,
+        slo=base.slo,
+        candidates=rows,
+        best=scaled,
+        fixed=fixed_row,
+        conclusion=_conclusion(path, scaled, fixed_row),
+        **study_header(base, seeds[0], rows[0].basis if rows else None),
+    )
+    files = {"scenario.yaml": yaml_text(data.scenario)}
+    result = ThresholdsResult(data, files=files)
+    if emit is None or data.best is None:
+        return result
+    return ThresholdsResult(replace(data, artefact=artefact(emit, result.scenario)), files=files)
 
 
-class ThresholdsResult(StudyResult):
+@dataclass(frozen=True, kw_only=True)
+class FleetByThreshold(DocumentPart):
+    """Cost and SLO verdict of a threshold, or of a fixed number of replicas."""
+
+    threshold: float | None
+    replicas: int | None
+    holds: bool
+    mean_replicas: float
+    peak_replicas: int
+    cost_usd: float | None
+    values: dict[str, float]
+    """Worst value over the runs of every limited figure."""
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdsDocument(StudyDocument):
+    """The JSON of ``plan --thresholds``."""
+
+    artefact: str | None = field(default=None, metadata=LEFT_OUT)
+    field: str
+    slo: dict[str, float]
+    candidates: list[FleetByThreshold]
+    best: FleetByThreshold | None
+    fixed: FleetByThreshold | None
+
+
+class ThresholdsResult(StudyResult[ThresholdsDocument]):
     """Cost and SLO verdict of each threshold and each fixed fleet."""
 
     kind = "thresholds"
+    document_type = ThresholdsDocument
 
     @property
-    def best(self) -> Document | None:
+    def best(self) -> FleetByThreshold | None:
         """The cheapest threshold that holds; None where none does."""
-        best: Document | None = self.document["best"]
-        return best
+        return self.data.best
 
     @property
     def scenario(self) -> Scenario:
         """The scenario with the best threshold in it, or as it was where none holds."""
-        changes = {} if self.best is None else {self.document["field"]: self.best["threshold"]}
-        return Scenario.model_validate(self.document["scenario"]).with_values(changes)
+        changes = {} if self.best is None else {self.data.field: self.best.threshold}
+        return Scenario.model_validate(self.data.scenario).with_values(changes)
 
     @property
     def title(self) -> str:
-        return f"Autoscaling {self.model} by {self.document['field']}"
+        return f"Autoscaling {self.model} by {self.data.field}"
 
     @property
     def summary(self) -> Summary:
-        return Summary(self.best or {})
+        return Summary({} if self.best is None else vars(self.best))
 
     def records(self) -> list[dict[str, Any]]:
-        return [{**row, "limits": None} for row in self.document["candidates"]]
+        return [{**vars(row), "limits": None} for row in self.data.candidates]
 
     def tables(self) -> list[Table]:
-        limits = list(self.document["slo"])
-        columns = (self.document["field"].partition(".")[2], "replicas", "rented", "cost ($)", *limits, "SLO")
-        rows = []
-        for row in sorted(self.document["candidates"], key=itemgetter("mean_replicas")):
-            name: Value = "fixed" if row["threshold"] is None else f"{row['threshold']:g}"
-            mean, peak = row["mean_replicas"], row["peak_replicas"]
-            values: list[Value] = [name, peak, f"{mean:.2f}", row["cost_usd"], *(row["values"][key] for key in limits)]
-            rows.append((*values, Cell("held", tone="good") if row["holds"] else Cell("missed", tone="bad")))
+        columns = (self.data.field.partition(".")[2], "replicas", "rented", "cost ($)", *self.data.slo, "SLO")
+        rows: list[tuple[Value, ...]] = []
+        for row in sorted(self.data.candidates, key=attrgetter("mean_replicas")):
+            name = "fixed" if row.threshold is None else f"{row.threshold:g}"
+            verdict = Cell("held", tone="good") if row.holds else Cell("missed", tone="bad")
+            limited = (row.values[key] for key in self.data.slo)
+            rows.append((name, row.peak_replicas, f"{row.mean_replicas:.2f}", row.cost_usd, *limited, verdict))
         return [Table("Thresholds and fixed fleets", columns, tuple(rows))]
 
 
@@ -121,7 +149,7 @@ def _ladder(scenario: Scenario) -> tuple[float, ...]:
     return tuple(float(max(1, most >> shift)) for shift in range(6, -1, -1))
 
 
-def _row(documents: Sequence[Document | None]) -> Document:
+def _fleet(threshold: float | None, replicas: int | None, documents: Sequence[Document | None]) -> FleetByThreshold:
     """Means over the runs of one candidate."""
     known = [document for document in documents if document is not None]
     scaling = [
@@ -129,29 +157,28 @@ def _row(documents: Sequence[Document | None]) -> Document:
         for document in known
     ]
     costs = [document["cost_usd"] for document in known]
-    return {
-        "holds": all(document["slo"]["met"] for document in known),
-        "mean_replicas": sum(one["mean_replicas"] for one in scaling) / len(known),
-        "peak_replicas": max(one["peak_replicas"] for one in scaling),
-        "cost_usd": None if None in costs else sum(costs) / len(known),
-        "values": {
-            key: max((d["slo"]["limits"][key]["value"] or 0.0) for d in known) for key in known[0]["slo"]["limits"]
-        },
-        "basis": known[0]["basis"],
-    }
+    limits = [document["slo"]["limits"] for document in known]
+    return FleetByThreshold(
+        threshold=threshold,
+        replicas=replicas,
+        holds=all(document["slo"]["met"] for document in known),
+        mean_replicas=sum(one["mean_replicas"] for one in scaling) / len(known),
+        peak_replicas=max(one["peak_replicas"] for one in scaling),
+        cost_usd=None if None in costs else sum(costs) / len(known),
+        values={key: max(one[key]["value"] or 0.0 for one in limits) for key in limits[0]},
+        basis=known[0]["basis"],
+    )
 
 
-def _conclusion(path: str, scaled: Document | None, fixed: Document | None) -> str:
+def _conclusion(path: str, scaled: FleetByThreshold | None, fixed: FleetByThreshold | None) -> str:
     """Sentence with the best threshold and its savings over the fixed fleet."""
     if scaled is None:
-        held = "" if fixed is None else f"; {fixed['replicas']} fixed replicas do"
+        held = "" if fixed is None else f"; {fixed.replicas} fixed replicas do"
         return f"No threshold of {path} holds the SLO{held}."
-    text = (
-        f"Autoscaling with {path} {scaled['threshold']:g} holds the SLO with {scaled['mean_replicas']:.2f} replicas on "
-        f"average"
-    )
+    mean = f"{scaled.mean_replicas:.2f} replicas on average"
+    text = f"Autoscaling with {path} {scaled.threshold:g} holds the SLO with {mean}"
     if fixed is None:
         return f"{text}; no fixed fleet of as many does."
-    saved = round(100 * (1.0 - scaled["mean_replicas"] / fixed["mean_replicas"]))
+    saved = round(100 * (1.0 - scaled.mean_replicas / fixed.mean_replicas))
     words = f"{abs(saved)} % {'fewer' if saved > 0 else 'more'}" if saved else "no saving"
-    return f"{text}; the fixed fleet needs {fixed['replicas']} ({words})."
+    return f"{text}; the fixed fleet needs {fixed.replicas} ({words})."

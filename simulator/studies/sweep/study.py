@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from forerun.document import DocumentPart, StudyDocument
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number, percent
 from hwprofiles import weakest
-from simulator.studies.frame import ProgressCall, study_document
+from simulator.studies.frame import ProgressCall, study_header
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, load_of, metric_with_unit, metric_words
 from simulator.studies.study_file import (
     Design,
@@ -33,18 +34,70 @@ from simulator.studies.sweep.execute import DaskWorkers, SweepWorkers, execute
 from simulator.studies.sweep.points import Point, make_point, refused_point
 from simulator.studies.sweep.store import SweepStore
 
-KEPT = (
-    "summary",
-    "intervals",
-    "slo",
-    "basis",
-    "bottleneck",
-    "chips",
-    "energy_joules",
-    "cost_usd",
-    "usd_per_million_output_tokens",
-)
-"""Parts of a point's document that the study's document shows."""
+
+@dataclass(frozen=True, kw_only=True)
+class SweptPoint(DocumentPart):
+    """A point of a sweep."""
+
+    name: str
+    set: dict[str, Any]
+    """Scenario values that it sets, by dotted path."""
+    status: str
+    """``done`` or ``failed``."""
+
+    def value(self, metric: str) -> float | None:
+        """A metric of its runs; None where it failed or did not measure it."""
+        return None
+
+    def words(self, path: str) -> str:
+        """Its value of one field, short; ``-`` where it does not set it."""
+        return settings_name({path: self.set[path]}).partition("=")[2] if path in self.set else ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedPoint(SweptPoint):
+    """A point without a result."""
+
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DonePoint(SweptPoint):
+    """A point with its result: parts of its run's document."""
+
+    summary: dict[str, Any]
+    intervals: dict[str, Any] | None
+    slo: dict[str, Any] | None
+    basis: str
+    bottleneck: dict[str, float]
+    chips: int
+    energy_joules: float | None
+    cost_usd: float | None
+    usd_per_million_output_tokens: float | None
+
+    def value(self, metric: str) -> float | None:
+        value: float | None = getattr(self, metric) if metric in COSTS else self.summary.get(metric)
+        return None if value is None else float(value)
+
+
+KEPT = tuple(one.name for one in fields(DonePoint) if one.name not in {one.name for one in fields(SweptPoint)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDocument(StudyDocument):
+    """The ``sweep`` JSON."""
+
+    store: str | None = None
+    points: list[DonePoint | FailedPoint]
+    counts: dict[str, int]
+    design: str
+    replications: int
+    metric: str
+
+    @property
+    def done(self) -> list[DonePoint]:
+        """Points with a result."""
+        return [point for point in self.points if isinstance(point, DonePoint)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +120,21 @@ class PointResult:
         return None if self.document is None else self.document["summary"]
 
 
-class SweepResult(StudyResult):
+class SweepResult(StudyResult[SweepDocument]):
     """All points of a finished sweep, in the order of its design; its data frame has a row for each.
 
     Args:
-        document: the contract's ``sweep`` JSON: ``store``, ``points``, ``scenario``, ``seed``, ``version``, ``basis``.
+        document: the contract's ``sweep`` JSON.
         points: outcomes of the points.
         command: shell command that runs the points again.
     """
 
     kind = "sweep"
+    document_type = SweepDocument
 
-    def __init__(self, document: dict[str, Any], points: tuple[PointResult, ...] = (), command: str = "") -> None:
+    def __init__(
+        self, document: SweepDocument | Mapping[str, Any], points: tuple[PointResult, ...] = (), command: str = ""
+    ) -> None:
         super().__init__(document, command)
         self.points = points
 
@@ -89,69 +145,68 @@ class SweepResult(StudyResult):
 
     @property
     def title(self) -> str:
-        count = len(self.document["points"])
-        return f"{self.model} on {self.document['scenario']['hardware']['chip']}: sweep of {count} points"
+        return f"{self.model} on {self.data.scenario['hardware']['chip']}: sweep of {len(self.data.points)} points"
 
     @property
     def facts(self) -> str:
-        counts = self.document["counts"]
+        counts = self.data.counts
         return f"{counts['done']} points done, {counts['failed']} failed · {super().facts}"
 
     @property
     def marks(self) -> Sequence[str]:
-        runs = self.document["replications"]
-        return f"{self.document['design']} design", f"{runs} run{'s' * (runs != 1)} per point"
+        runs = self.data.replications
+        return f"{self.data.design} design", f"{runs} run{'s' * (runs != 1)} per point"
 
     @property
     def files(self) -> dict[str, str]:
-        points = [point["set"] for point in self.document["points"]]
-        return {"study.yaml": sweep_file_text(self.document["scenario"], points)}
+        return {"study.yaml": sweep_file_text(self.data.scenario, [point.set for point in self.data.points])}
 
     @property
     def summary(self) -> Summary:
-        metric = self.document["metric"]
-        known = [(value, p["name"]) for p in self.document["points"] if (value := point_value(p, metric)) is not None]
+        metric = self.data.metric
+        known = [(value, point.name) for point in self.data.points if (value := point.value(metric)) is not None]
         best, name = (max if HIGHER_IS_BETTER[metric] else min)(known, default=(None, None))
-        summary = {"best": name, metric: best}
-        return Summary({**self.document["counts"], **summary, "answer": self.conclusion})
+        return Summary({**self.data.counts, "best": name, metric: best, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        """A row for each point: what it sets, and its summary."""
-        return [
-            {"name": point["name"], **{path: _plain(value) for path, value in point["set"].items()}}
-            | {"status": point["status"], "error": point.get("error")}
-            | {key: value for key, value in point.get("summary", {}).items() if not isinstance(value, list)}
-            | {key: point[key] for key in COSTS if key in point}
-            for point in self.document["points"]
-        ]
+        """A row for each point: its settings, and its summary."""
+        rows = []
+        for point in self.data.points:
+            done = isinstance(point, DonePoint)
+            summary = point.summary if isinstance(point, DonePoint) else {}
+            rows.append(
+                {"name": point.name, **{path: _plain(value) for path, value in point.set.items()}}
+                | {"status": point.status, "error": point.error if isinstance(point, FailedPoint) else None}
+                | {key: value for key, value in summary.items() if not isinstance(value, list)}
+                | ({key: point.value(key) for key in COSTS} if done else {})
+            )
+        return rows
 
     def tables(self) -> list[Table]:
         """Points, the best by the metric first, and why others failed."""
-        points, metric = self.document["points"], self.document["metric"]
-        paths = list(dict.fromkeys(path for point in points for path in point["set"]))
-        named = any(point["name"] != settings_name(point["set"]) for point in points) or not paths
-        done = [point for point in points if point["status"] == "done"]
-        groups = by_load(done)
-        ranked = [point for group in groups for point in sorted(group, key=lambda p: _rank(p, metric))]
-        figures: dict[str, list[Value]] = {metric_with_unit(metric): [point_value(point, metric) for point in ranked]}
-        if any(point.get("slo") for point in ranked):
-            figures["good requests"] = [_good_cell(point["slo"]) for point in ranked]
-        if "prices" in self.document["scenario"]:
-            figures[metric_with_unit(COSTS[0])] = [point_value(point, COSTS[0]) for point in ranked]
-        for key in SHOWN:
-            figures.setdefault(metric_with_unit(key), [point_value(point, key) for point in ranked])
+        points, metric = self.data.points, self.data.metric
+        paths = list(dict.fromkeys(path for point in points for path in point.set))
+        named = any(point.name != settings_name(point.set) for point in points) or not paths
+        groups = by_load(self.data.done)
+        ranked = [point for group in groups for point in sorted(group, key=lambda point: _rank(point, metric))]
+        figures: dict[str, list[Value]] = {metric_with_unit(metric): [point.value(metric) for point in ranked]}
+        if any(point.slo for point in ranked):
+            figures["good requests"] = [_good_cell(point.slo) for point in ranked]
+        shown = (*((COSTS[0],) if "prices" in self.data.scenario else ()), *SHOWN)
+        for key in shown:
+            figures.setdefault(metric_with_unit(key), [point.value(key) for point in ranked])
         rows: list[list[Value]] = [
             [
-                *([point["name"]] if named else ()),
-                *(setting_words(point["set"], path) for path in paths),
+                *([point.name] if named else ()),
+                *(point.words(path) for path in paths),
                 *(column[index] for column in figures.values()),
             ]
             for index, point in enumerate(ranked)
         ]
         columns = [*(["point"] if named else ()), *(name.replace("_", " ") for name in short_names(paths)), *figures]
         details = {metric_with_unit(key) for key in SHOWN if key != metric and key not in BRIEF}
-        reasons = Counter(point["error"] for point in points if point["status"] == "failed")
-        failed = [[reason, count] for reason, count in reasons.most_common()]
+        reasons = Counter(point.error or "" for point in points if isinstance(point, FailedPoint))
+        failed: list[list[Value]] = [[reason, count] for reason, count in reasons.most_common()]
         title = f"Points{' by load' if len(groups) > 1 else ''}, best first"
         tables = [Table(title, columns, rows, shown=SWEEP_ROWS, name="points", details=details)]
         return tables + [Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] * bool(failed)
@@ -167,11 +222,11 @@ SAME = 0.01
 """Relative difference between the best and the worst point below which they count as equal."""
 
 
-def by_load(points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def by_load(points: Sequence[DonePoint]) -> list[list[DonePoint]]:
     """The points of each load, the lowest first, where loads and other fields vary together; else one group of all."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
+    groups: dict[tuple[float, ...], list[DonePoint]] = {}
     for point in points:
-        groups.setdefault(load_of(point["set"]), []).append(point)
+        groups.setdefault(load_of(point.set), []).append(point)
     if min(map(len, groups.values()), default=0) < 2:
         return [list(points)]
     return [groups[load] for load in sorted(groups)]
@@ -184,18 +239,13 @@ def _good_cell(slo: Mapping[str, Any] | None) -> Value:
     return Cell(percent(slo["good_share"]), tone="good" if slo["met"] else "bad", value=slo["good_share"])
 
 
-def _rank(point: dict[str, Any], metric: str) -> tuple[bool, float]:
-    value = point_value(point, metric)
+def _rank(point: SweptPoint, metric: str) -> tuple[bool, float]:
+    value = point.value(metric)
     return value is None, 0.0 if value is None else -value if HIGHER_IS_BETTER[metric] else value
 
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
-
-
-def setting_words(settings: Mapping[str, Any], path: str) -> str:
-    """The value of one field in a point, short; ``-`` where the point does not set it."""
-    return settings_name({path: settings[path]}).partition("=")[2] if path in settings else ABSENT
 
 
 class Study:
@@ -285,19 +335,19 @@ class Study:
         }
         notes = [note for note, count in counted.items() if count]
         bases = [point.document["basis"] for point in results if point.document is not None]
-        body = {
-            "store": None if store is None else str(store),
-            "points": [_point_document(point) for point in results],
-            "counts": {status: sum(point.status == status for point in results) for status in ("done", "failed")},
-            "design": self.design,
-            "replications": self.replications,
-            "metric": metric,
-        }
-        document = study_document(body, self.scenario, self.seed, weakest(bases) if bases else None, notes)
-        document["conclusion"] = sweep_sentence(document, metric)
+        data = SweepDocument(
+            store=None if store is None else str(store),
+            points=[_swept(point) for point in results],
+            counts={status: sum(point.status == status for point in results) for status in ("done", "failed")},
+            design=self.design,
+            replications=self.replications,
+            metric=metric,
+            **study_header(self.scenario, self.seed, weakest(bases) if bases else None, notes),
+        )
+        data = replace(data, conclusion=sweep_sentence(data))
         words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
         words += ["--replications", str(self.replications), "--metric", metric]
-        return SweepResult(document, results, shlex.join(words))
+        return SweepResult(data, results, shlex.join(words))
 
 
 def _combined(
@@ -341,39 +391,31 @@ def _points(
     return tuple(points)
 
 
-def _point_document(point: PointResult) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": point.name, "set": dict(point.set), "status": point.status}
+def _swept(point: PointResult) -> DonePoint | FailedPoint:
+    settings = dict(point.set)
     if point.document is None:
-        return row | {"error": point.error}
-    return row | {key: point.document[key] for key in KEPT}
+        return FailedPoint(name=point.name, set=settings, status=point.status, error=point.error)
+    kept = {key: point.document[key] for key in KEPT}
+    return DonePoint(name=point.name, set=settings, status=point.status, **kept)
 
 
-def point_value(point: dict[str, Any], metric: str) -> float | None:
-    """The metric of a point of a ``sweep`` document; None where it failed or did not measure it."""
-    if point["status"] != "done":
-        return None
-    value = point.get(metric) if metric in COSTS else point["summary"].get(metric)
-    return None if value is None else float(value)
-
-
-def sweep_sentence(document: dict[str, Any], metric: str) -> str:
-    """The best point by ``metric``, at each load where loads vary, the worst, and how many failed."""
-    failed = document["counts"]["failed"]
-    lost = f"; {failed} of {len(document['points'])} points failed" if failed else ""
-    groups = by_load([point for point in document["points"] if point_value(point, metric) is not None])
+def sweep_sentence(data: SweepDocument) -> str:
+    """The best point by the metric, at each load where loads vary, the worst, and the number that failed."""
+    metric, failed = data.metric, data.counts["failed"]
+    lost = f"; {failed} of {len(data.points)} points failed" if failed else ""
+    unit = " ms" if metric.endswith("_ms") else ""
+    groups = by_load([point for point in data.done if point.value(metric) is not None])
     if len(groups) > 1:
-        unit = " ms" if metric.endswith("_ms") else ""
-        firsts = [min(group, key=lambda p: _rank(p, metric)) for group in groups]
-        parts = [f"{one['name']} with {number(point_value(one, metric))}{unit}" for one in firsts[:MOST_LOADS]]
+        firsts = [min(group, key=lambda point: _rank(point, metric)) for group in groups]
+        parts = [f"{one.name} with {number(one.value(metric))}{unit}" for one in firsts[:MOST_LOADS]]
         more = f"; {len(firsts) - MOST_LOADS} more loads" if len(firsts) > MOST_LOADS else ""
         return f"Best {metric_words(metric)} at each load: {'; '.join(parts)}{more}{lost}."
-    known = [(point["name"], point_value(point, metric) or 0.0) for point in groups[0]]
+    known = [(point.name, point.value(metric) or 0.0) for point in groups[0]]
     if not known:
         return f"No point measures {metric_words(metric)}{lost}."
     best, worst = max(known, key=itemgetter(1)), min(known, key=itemgetter(1))
     if not HIGHER_IS_BETTER[metric]:
         best, worst = worst, best
-    unit = " ms" if metric.endswith("_ms") else ""
     if len(known) > 1 and abs(worst[1] - best[1]) < SAME * abs(best[1]):
         return (
             f"All {len(known)} points have the same {metric_words(metric)} within 1 %: {number(best[1])}{unit}{lost}."
