@@ -134,13 +134,27 @@ def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, sec
     return _table(frame, place, seconds, op, sizes, {"name": layers, "cache": Words(warm, ("", "warm"))})
 
 
+class MeasuredBatches(NamedTuple):
+    """Attention batches, one per row: a prompt chunk, and sequences of one new token each."""
+
+    new: FloatArray
+    cached: FloatArray
+    """Cached tokens before the chunk."""
+    seqs: FloatArray
+    context: FloatArray
+    """Context of each sequence, or their mean."""
+    tokens: FloatArray
+    """Contexts in total."""
+    longest: FloatArray
+    """Context of the longest sequences; 0 if all are alike."""
+    many: FloatArray
+
+
 def _attention(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
     """One kernel over a prompt chunk, over single-token sequences, or over both."""
-    new, cached, seqs, context = (
-        frame.floats(name) for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    )
+    new, cached, seqs, context = map(frame.floats, ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"))
     none = np.zeros(frame.rows)
-    return _mixed(frame, place, seconds, new, cached, seqs, context, seqs * context, none, none)
+    return _mixed(frame, place, seconds, MeasuredBatches(new, cached, seqs, context, seqs * context, none, none))
 
 
 def _skewed(frame: Frame, place: Place) -> KernelTable:
@@ -148,8 +162,7 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
 
     The file's times are sums over the profiler's iterations.
     """
-    new, cached, seqs, big = (frame.floats(name) for name in ("pc", "kp", "n", "nb"))
-    short, long, mean = (frame.floats(name) for name in ("kvs", "kv_big", "kv_mean"))
+    new, cached, seqs, big, short, long, mean = map(frame.floats, ("pc", "kp", "n", "nb", "kvs", "kv_big", "kv_mean"))
     total = big * long + (seqs - big) * short
     none = np.zeros(frame.rows)
     parts = []
@@ -159,22 +172,12 @@ def _skewed(frame: Frame, place: Place) -> KernelTable:
         ("t_skew_us", np.maximum(1.0, np.rint(total / seqs)), total, long),
     ):
         seconds = frame.floats(column) * SECONDS["us"] / SKEW_REPEATS
-        parts.append(_mixed(frame, place, seconds, new, cached, seqs, length, tokens, longest, big))
+        parts.append(_mixed(frame, place, seconds, MeasuredBatches(new, cached, seqs, length, tokens, longest, big)))
     return concatenate(parts)
 
 
-def _mixed(
-    frame: Frame,
-    place: Place,
-    seconds: FloatArray,
-    new: FloatArray,
-    cached: FloatArray,
-    seqs: FloatArray,
-    context: FloatArray,
-    tokens: FloatArray,
-    longest: FloatArray,
-    many: FloatArray,
-) -> KernelTable:
+def _mixed(frame: Frame, place: Place, seconds: FloatArray, batch: MeasuredBatches) -> KernelTable:
+    new, cached, seqs, context, tokens, longest, many = batch
     decode_only, prefill_only = new == 0, seqs == 0
     choice = ("attention_prefill", "attention_decode", "attention_mixed")
     code = np.where(decode_only, 1, np.where(prefill_only, 0, 2)).astype(np.int32)

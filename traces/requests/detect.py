@@ -144,7 +144,7 @@ def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] 
         start = next(parquet_chunks(path, "skip", names), None)
         sample = {name: values[0] for name, values in start.columns.items()} if start and start.count else {}
         layout = _recognise(path, names, "columns", sample, columns, lambda: parquet_chunks(path, "skip", names))
-    used = {column.name for column in layout.bind(names, str(path)).columns.values()}
+    used = {column.name for column in layout.bind(names, str(path)).values()}
     wanted = names if layout.whole_rows else [name for name in names if name in used]
     return OpenedTrace(path, layout, names, lambda _, on_error: parquet_chunks(path, on_error, wanted), streams=True)
 
@@ -207,7 +207,7 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
     row = next(csv.reader(later, delimiter=csv_dialect(line)), [])
     sample = dict(zip(names, row, strict=False))
     chosen = layout or _recognise(path, names, "columns", sample, columns, lambda: csv_chunks(path, "skip"))
-    used = chosen.bind(names, f"{path}:1").columns
+    used = chosen.bind(names, f"{path}:1")
     wanted = None if chosen.whole_rows else [column.name for column in used.values()]
     typed = [column.name for canonical, column in used.items() if canonical in _TYPED]
     return OpenedTrace(path, chosen, names, lambda _, on_error: csv_chunks(path, on_error, wanted, typed), streams=True)

@@ -10,28 +10,27 @@ from forerun.arrays import BoolArray
 from forerun.yaml_files import packaged
 from traces.errors import TraceError
 from traces.fields import candidates
-from traces.requests.layout import FAILED, Bound, Drop, Options, Prepare, TraceLayout
+from traces.requests.layout import FAILED, Drop, Options, Prepare, TraceLayout
 from traces.requests.rows import RawChunk
 from traces.requests.values import Values, parse_counts, parse_durations
 
 
-def _drop_burstgpt(bound: Bound, chunk: RawChunk, options: Options) -> Mapping[str, BoolArray]:
+def _drop_burstgpt(chunk: RawChunk, outputs: Values, options: Options) -> Mapping[str, BoolArray]:
     """Rows to drop: other models, and failed requests, which have 0 output tokens."""
     reasons: dict[str, BoolArray] = {}
     if options.model is not None:
         if "Model" not in chunk.columns:
             raise TraceError(f"{chunk.place.format(chunk.lines[0])}: model={options.model!r} needs a column Model")
         reasons["other model"] = np.array([model != options.model for model in chunk.columns["Model"]], dtype=np.bool_)
-    values = bound.values(chunk, "output_tokens")
-    if options.drop_failures and values is not None:
-        parsed = parse_counts(values, minimum=0)
+    if options.drop_failures:
+        parsed = parse_counts(outputs, minimum=0)
         failed = parsed.values == 0
         failed[list(parsed.problems)] = False
         reasons[f"{FAILED} (0 response tokens)"] = failed
     return reasons
 
 
-def _sessions(bound: Bound, chunk: RawChunk, roots: dict[object, str]) -> dict[str, Values]:
+def _sessions(chunk: RawChunk, roots: dict[object, str]) -> dict[str, Values]:
     """The conversation of each request, named after its first chat (memory grows with the number of chats)."""
     sessions = []
     for chat, parent in zip(chunk.column("chat_id"), chunk.column("parent_chat_id"), strict=True):
@@ -46,7 +45,7 @@ def _sessions(bound: Bound, chunk: RawChunk, roots: dict[object, str]) -> dict[s
     return derived
 
 
-def _latencies(bound: Bound, chunk: RawChunk, _: dict[object, str]) -> dict[str, Values]:
+def _latencies(chunk: RawChunk, _: dict[object, str]) -> dict[str, Values]:
     """Latencies on the engine's clock, which differs from the clock of the arrivals."""
     stamps = [parse_durations(chunk.column(name)) for name in ("queued_ts", "first_token_ts", "last_token_ts")]
     for parsed in stamps:

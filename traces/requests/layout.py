@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from forerun.arrays import BoolArray
 from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean
@@ -64,8 +62,10 @@ class Options:
             raise TraceError(f"seed: {self.seed!r}: a whole number >= 0 expected")
 
 
-Drop = Callable[["Bound", RawChunk, Options], Mapping[str, BoolArray]]
-Prepare = Callable[["Bound", RawChunk, dict[object, str]], dict[str, Values]]
+Drop = Callable[[RawChunk, Values, Options], Mapping[str, BoolArray]]
+"""From a chunk, its output tokens and the options to rows to leave out, by reason."""
+Prepare = Callable[[RawChunk, dict[object, str]], dict[str, Values]]
+"""From a chunk and what is known of earlier ones to columns that no single column holds."""
 FAILED = "failed request"
 """Start of the reasons for leaving out failed requests, which the option ``drop_failures`` controls."""
 
@@ -121,7 +121,7 @@ class TraceLayout:
         present = set(map(squash, names))
         return any(squash(column.name) in present for column in self.columns[canonical])
 
-    def bind(self, names: Sequence[str], where: str) -> Bound:
+    def bind(self, names: Sequence[str], where: str) -> dict[str, TraceColumn]:
         """Choose the columns to use among ``names``; raises TraceError when one is missing or stands there twice."""
         by_squashed: dict[str, list[str]] = {}
         for name in names:
@@ -138,9 +138,7 @@ class TraceLayout:
                 chosen[canonical] = TraceColumn(spellings[0], column.unit)
             elif canonical in self.required:
                 raise TraceError(f"{where}: {self._missing(canonical, names)}")
-        used = {column.name for column in chosen.values()} | set(self.signature)
-        used |= {name for values in self.keep.values() for name in values}
-        return Bound(self, chosen, tuple(name for name in dict.fromkeys(names) if name not in used))
+        return chosen
 
     def _missing(self, canonical: str, names: Sequence[str]) -> str:
         accepted = [column.name for column in self.columns[canonical]]
@@ -148,36 +146,6 @@ class TraceLayout:
         near = next((hint for name in names if (hint := did_you_mean(name, accepted))), "") if len(accepted) < 4 else ""
         seen = ", ".join(repr(name[:40]) for name in list(names)[:12]) or "none"
         return f"no column for {canonical} in format {self.name!r} (accepted: {listed}); columns found: {seen}{near}"
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A layout with the columns chosen in one file."""
-
-    layout: TraceLayout
-    columns: Mapping[str, TraceColumn]
-    unused: tuple[str, ...] = ()
-
-    def values(self, chunk: RawChunk, canonical: str) -> Values | None:
-        """Raw values of a canonical column; None when the file does not have it, Nones where this chunk lacks it."""
-        column = self.columns.get(canonical)
-        return None if column is None else chunk.column(column.name)
-
-    def dropped(self, chunk: RawChunk, options: Options) -> dict[str, BoolArray]:
-        """Rows to leave out, by reason; a row counts under its first reason alone."""
-        reasons: dict[str, BoolArray] = {}
-        for reason, kept in self.layout.keep.items():
-            if options.drop_failures or not reason.startswith(FAILED):
-                reasons[reason] = np.zeros(chunk.count, dtype=np.bool_)
-                for name, values in kept.items():
-                    reasons[reason] |= [value not in values for value in chunk.column(name)]
-        if self.layout.drop is not None:
-            reasons |= self.layout.drop(self, chunk, options)
-        gone = np.zeros(chunk.count, dtype=np.bool_)
-        for reason, mask in reasons.items():
-            reasons[reason] = mask & ~gone
-            gone |= mask
-        return reasons
 
 
 MAPPED = {

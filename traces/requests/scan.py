@@ -10,13 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from forerun.arrays import Array, IntArray
+from forerun.arrays import Array, BoolArray, IntArray
 from traces.errors import TraceError
-from traces.fields import UNITS_PER_SECOND
+from traces.fields import UNITS_PER_SECOND, TraceColumn
 from traces.files import OnError
-from traces.requests.layout import Bound, Options, TraceLayout
+from traces.requests.layout import FAILED, Options, TraceLayout
 from traces.requests.rows import RawChunk
-from traces.requests.table import PrefixHashes
+from traces.requests.table import DURATIONS, PrefixHashes
 from traces.requests.values import (
     MAX_TOKENS,
     Parsed,
@@ -30,7 +30,6 @@ from traces.requests.values import (
 )
 
 _COMMON_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-_DURATIONS = ("think_time_s", "measured_ttft_s", "measured_e2e_s")
 _WHOLE = re.compile(r"\s*[-+]?\d{1,4000}\s*")
 _PARSERS: dict[str, Callable[[Values], Parsed]] = {
     "input_tokens": parse_counts,
@@ -80,6 +79,7 @@ class Scan:
         notes: remarks so far.
         session_codes: code of each session seen.
         clock: arrival times seen.
+        columns: columns chosen in the file, by canonical name.
     """
 
     layout: TraceLayout
@@ -89,6 +89,7 @@ class Scan:
     notes: dict[str, None] = field(default_factory=dict)
     session_codes: dict[str, int] = field(default_factory=dict)
     clock: TimeColumn = field(default_factory=TimeColumn)
+    columns: Mapping[str, TraceColumn] = field(default_factory=dict)
     _roots: dict[object, str] = field(default_factory=dict)
 
     def note(self, text: str | None) -> None:
@@ -100,16 +101,16 @@ class Scan:
     ) -> Iterator[Piece]:
         """Good rows of the chunks, ``limit`` of them at most; ``names`` are the columns, None to take the chunks'."""
         left = limit
-        bound: Bound | None = None
         for chunk in chunks:
             if chunk.count == 0:
                 self._bad_rows(chunk, {})
                 continue
-            if bound is None:
-                bound = self.layout.bind(list(chunk.columns) if names is None else names, where)
-                self._introduce(bound)
+            if not self.columns:
+                names = list(chunk.columns) if names is None else names
+                self.columns = self.layout.bind(names, where)
+                self._introduce(names)
                 self.note(chunk.note)
-            piece = self._piece(bound, chunk, left)
+            piece = self._piece(chunk, left)
             if self.clock.guessed_unit:
                 self.note(f"arrival times taken as Unix time in {self.clock.guessed_unit}, from their size")
             if len(self.clock.zones) > 1:
@@ -122,42 +123,65 @@ class Scan:
                 if left <= 0:
                     return
 
-    def _introduce(self, bound: Bound) -> None:
+    def _introduce(self, names: Sequence[str]) -> None:
         self.note(self.layout.note)
-        arrival = bound.columns.get("arrival_s")
+        arrival = self.columns.get("arrival_s")
         if arrival is None:
             self.note("no arrival times in the file")
         elif unit := self.options.time_unit or arrival.unit:
             self.clock.units_per_second = UNITS_PER_SECOND[unit]
-        if bound.unused:
-            more = f" and {len(bound.unused) - 12} more" if len(bound.unused) > 12 else ""
-            self.note(f"columns not used: {', '.join(name[:40] for name in bound.unused[:12])}{more}")
+        used = {column.name for column in self.columns.values()} | set(self.layout.signature)
+        used |= {name for kept in self.layout.keep.values() for name in kept}
+        unused = [name for name in dict.fromkeys(names) if name not in used]
+        if unused:
+            more = f" and {len(unused) - 12} more" if len(unused) > 12 else ""
+            self.note(f"columns not used: {', '.join(name[:40] for name in unused[:12])}{more}")
 
-    def _piece(self, bound: Bound, chunk: RawChunk, left: int | None) -> Piece:
+    def _values(self, chunk: RawChunk, canonical: str) -> Values | None:
+        """Raw values of a canonical column; None if the file does not have it."""
+        column = self.columns.get(canonical)
+        return None if column is None else chunk.column(column.name)
+
+    def _dropped(self, chunk: RawChunk) -> dict[str, BoolArray]:
+        """Rows to leave out, by reason; a row counts under its first reason alone."""
+        reasons: dict[str, BoolArray] = {}
+        for reason, kept in self.layout.keep.items():
+            if self.options.drop_failures or not reason.startswith(FAILED):
+                masks = [[value not in values for value in chunk.column(name)] for name, values in kept.items()]
+                reasons[reason] = np.any(masks, axis=0)
+        if self.layout.drop is not None:
+            reasons |= self.layout.drop(chunk, chunk.column(self.columns["output_tokens"].name), self.options)
+        gone = np.zeros(chunk.count, dtype=np.bool_)
+        for reason, mask in reasons.items():
+            reasons[reason] = mask & ~gone
+            gone |= mask
+        return reasons
+
+    def _piece(self, chunk: RawChunk, left: int | None) -> Piece:
         """The good rows of one chunk, no more than ``left``."""
-        dropped = bound.dropped(chunk, self.options)
-        derived = self.layout.prepare(bound, chunk, self._roots) if self.layout.prepare else {}
+        dropped = self._dropped(chunk)
+        derived = self.layout.prepare(chunk, self._roots) if self.layout.prepare else {}
         keep = np.ones(chunk.count, dtype=np.bool_)
         for mask in dropped.values():
             keep &= ~mask
         bad: dict[int, Problem] = {}
 
         def refuse(canonical: str, problems: Mapping[int, Problem]) -> None:
-            column = bound.columns.get(canonical)
+            column = self.columns.get(canonical)
             name = column.name if column else canonical
             for row, problem in problems.items():
                 if keep[row]:
                     bad.setdefault(row, Problem(f"{name}: {problem.reason}", f"{name}: {problem.text}"))
 
         piece = Piece({})
-        for canonical in ("arrival_s", "input_tokens", "output_tokens", *_DURATIONS, "turn", "request"):
-            values = derived[canonical] if canonical in derived else bound.values(chunk, canonical)
+        for canonical in ("arrival_s", "input_tokens", "output_tokens", *DURATIONS, "turn", "request"):
+            values = derived[canonical] if canonical in derived else self._values(chunk, canonical)
             if values is None:
                 continue
             if canonical == "arrival_s":
                 parsed = self.clock.seconds(values)
-            elif canonical in _DURATIONS:
-                column = bound.columns.get(canonical)
+            elif canonical in DURATIONS:
+                column = self.columns.get(canonical)
                 unit = column.unit if column and column.unit and canonical not in derived else "s"
                 parsed = parse_durations(values, UNITS_PER_SECOND[unit])
             else:
@@ -165,14 +189,14 @@ class Scan:
             refuse(canonical, parsed.problems)
             piece.arrays[canonical] = parsed.values
         for canonical in ("prefix_hashes", "after"):
-            values = bound.values(chunk, canonical)
+            values = self._values(chunk, canonical)
             if values is None or (canonical == "after" and "request" not in piece.arrays):
                 continue
             lists, problems = parse_hash_lists(values)
             refuse(canonical, problems)
             block = 1
             if canonical == "prefix_hashes":
-                block = _block_tokens(bound, chunk, self.options)
+                block = self._block_tokens(chunk)
                 refuse(canonical, _misfits(lists, block, piece.arrays["input_tokens"], piece.arrays["output_tokens"]))
             piece.lists[canonical] = PrefixHashes.from_lists(lists, block)
         keep[list(bad)] = False
@@ -185,13 +209,34 @@ class Scan:
         for reason, mask in dropped.items():
             self.skipped[reason] += int(np.count_nonzero(mask if last is None else mask[: last + 1]))
         self.skipped += Counter()  # forget reasons counted 0 times
-        sessions = derived.get("session_id", bound.values(chunk, "session_id"))
+        sessions = derived.get("session_id", self._values(chunk, "session_id"))
         if len(rows) < chunk.count:
             piece = piece.take(rows)
             sessions = None if sessions is None else [sessions[row] for row in rows.tolist()]
         if sessions is not None:
             piece.arrays["session_id"] = self._codes_of(sessions)
         return piece
+
+    def _block_tokens(self, chunk: RawChunk) -> int:
+        """Tokens per block by the option, else by the file (one value for all rows), else by the format."""
+        if self.options.block_tokens is not None:
+            return self.options.block_tokens
+        declared = self._values(chunk, "block_tokens")
+        if declared is not None:
+            sizes = {int(text) for text in map(str, declared) if _WHOLE.fullmatch(text)}
+            if len(sizes) == 1 and 1 <= min(sizes) <= MAX_TOKENS:
+                return sizes.pop()
+            if sizes or self.layout.block_tokens is None:
+                raise TraceError(
+                    f"{chunk.place.format(chunk.lines[0])}: block_tokens: one whole number >= 1, the same in every "
+                    f"row, expected; found {sorted(sizes)[:5]}"
+                )
+        if self.layout.block_tokens is None:
+            raise TraceError(
+                f"{chunk.place.format(chunk.lines[0])}: {self.columns['prefix_hashes'].name}: how many tokens has a "
+                "block? Give a column block_tokens or the option block_tokens=512"
+            )
+        return self.layout.block_tokens
 
     def _bad_rows(self, chunk: RawChunk, bad: Mapping[int, Problem], last: int | None = None) -> None:
         """Stop at the first bad row of the chunk up to row ``last``, or count all of them by reason."""
@@ -229,25 +274,3 @@ def _misfits(
         text = f"{count} block ids for {tokens} input tokens, but {-(-tokens // block)} blocks of {block} tokens{hint}"
         misfits[row] = Problem("block count", text)
     return misfits
-
-
-def _block_tokens(bound: Bound, chunk: RawChunk, options: Options) -> int:
-    """Tokens per block by the option, else by the file (one value for all rows), else by the format."""
-    if options.block_tokens is not None:
-        return options.block_tokens
-    declared = bound.values(chunk, "block_tokens")
-    if declared is not None:
-        sizes = {int(text) for text in map(str, declared) if _WHOLE.fullmatch(text)}
-        if len(sizes) == 1 and 1 <= min(sizes) <= MAX_TOKENS:
-            return sizes.pop()
-        if sizes or bound.layout.block_tokens is None:
-            raise TraceError(
-                f"{chunk.place.format(chunk.lines[0])}: block_tokens: one whole number >= 1, the same in every row, "
-                f"expected; found {sorted(sizes)[:5]}"
-            )
-    if bound.layout.block_tokens is None:
-        raise TraceError(
-            f"{chunk.place.format(chunk.lines[0])}: {bound.columns['prefix_hashes'].name}: how many tokens has a "
-            "block? Give a column block_tokens or the option block_tokens=512"
-        )
-    return bound.layout.block_tokens

@@ -13,17 +13,9 @@ from numpy.typing import NDArray
 from forerun.arrays import FloatArray, IntArray
 from traces.errors import TraceError
 
-FLOAT_COLUMNS = ("arrival_s", "think_time_s", "measured_ttft_s", "measured_e2e_s")
-COLUMNS = (
-    "arrival_s",
-    "input_tokens",
-    "output_tokens",
-    "session_id",
-    "turn",
-    "think_time_s",
-    "measured_ttft_s",
-    "measured_e2e_s",
-)
+DURATIONS = ("think_time_s", "measured_ttft_s", "measured_e2e_s")
+FLOAT_COLUMNS = ("arrival_s", *DURATIONS)
+COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session_id", "turn", *DURATIONS)
 """Array columns of a request table in canonical order (``prefix_hashes`` is ragged and stands beside them)."""
 
 
@@ -162,40 +154,34 @@ class RequestTable:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in COLUMNS:
-            values = getattr(self, name)
-            if values is not None:
-                dtype = np.float64 if name in FLOAT_COLUMNS else np.int64
-                object.__setattr__(self, name, _frozen(values, dtype, name))
-                if len(getattr(self, name)) != len(self.input_tokens):
-                    raise TraceError(
-                        f"RequestTable: {name}: {len(values)} values for {len(self.input_tokens)} input_tokens"
-                    )
+        for name, values in self.columns().items():
+            dtype = np.float64 if name in FLOAT_COLUMNS else np.int64
+            object.__setattr__(self, name, _frozen(values, dtype, name))
+            if len(getattr(self, name)) != len(self.input_tokens):
+                raise TraceError(
+                    f"RequestTable: {name}: {len(values)} values for {len(self.input_tokens)} input_tokens"
+                )
         for name in ("input_tokens", "output_tokens"):
             if np.any(getattr(self, name) < 1):
                 raise TraceError(f"RequestTable: {name}: every request needs at least 1 token")
         if self.prefix_hashes is not None and len(self.prefix_hashes) != len(self):
             raise TraceError(f"RequestTable: prefix_hashes: {len(self.prefix_hashes)} rows for {len(self)} requests")
         self._check_times()
-        self._check_sessions()
         self._check_follows()
         object.__setattr__(self, "skipped", MappingProxyType(dict(self.skipped)))
         object.__setattr__(self, "notes", tuple(self.notes))
 
     def _check_times(self) -> None:
-        """Arrivals are finite, from 0 and never fall; durations are never negative."""
+        """Check that arrivals are finite, from 0 and never fall, durations not negative, session codes known."""
         arrival = self.arrival_s
         if arrival is not None and len(arrival):
             if not np.all(np.isfinite(arrival)) or arrival[0] < 0:
                 raise TraceError("RequestTable: arrival_s: finite seconds >= 0 expected")
             if np.any(np.diff(arrival) < 0):
                 raise TraceError("RequestTable: arrival_s: must not fall; sort the rows by arrival")
-        for name in ("think_time_s", "measured_ttft_s", "measured_e2e_s"):
-            values = getattr(self, name)
-            if values is not None and (np.any(values < 0) or np.any(np.isinf(values))):
+        for name, values in self.columns().items():
+            if name in DURATIONS and (np.any(values < 0) or np.any(np.isinf(values))):
                 raise TraceError(f"RequestTable: {name}: finite seconds >= 0 (or NaN for not measured) expected")
-
-    def _check_sessions(self) -> None:
         object.__setattr__(self, "session_names", tuple(self.session_names))
         codes = self.session_id
         if codes is not None and len(codes) and (codes.min() < -1 or codes.max() >= len(self.session_names)):
