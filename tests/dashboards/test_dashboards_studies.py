@@ -1,5 +1,7 @@
 """Figures and reports of studies from documents alone."""
 
+import sys
+
 import pytest
 from plain_scenario import plain_scenario
 
@@ -165,3 +167,17 @@ def test_sweep_ranks_fields_by_what_they_explain():
     assert len(studies.sweep_figure(data).data) == 4
     text = study_markdown(SweepResult(document, "forerun sweep study.yaml"))
     assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")
+
+
+def test_a_reader_follows_save_through_eight_modules(tmp_path):
+    """From ``StudyResult.save`` to the written bytes, beside the modules of the study itself."""
+    result = fr.sweep(plain_scenario(requests=20), vary={"engine.max_num_seqs": [2, 8]}, jobs=1)
+    result.save(tmp_path / "imports")
+    visited = set()
+    sys.setprofile(lambda frame, event, arg: visited.add(frame.f_globals.get("__name__", "")))
+    try:
+        result.save(tmp_path / "traced")
+    finally:
+        sys.setprofile(None)
+    own = {name for name in visited if name.split(".")[0] in ("forerun", "dashboards", "simulator")}
+    assert len({name for name in own if not name.startswith("simulator.studies.")}) <= 8, own
