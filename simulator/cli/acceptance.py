@@ -71,7 +71,7 @@ def curve_row(curve: Any) -> dict[str, Any]:
 
 
 def fit_tables(document: dict[str, Any]) -> list[Any]:
-    """What was measured, how the fit meets it, and the blocks to paste."""
+    """Measured acceptance, its fit, and the blocks to paste."""
     from rich.text import Text
 
     from forerun.tables import Table, number, pairs, percent

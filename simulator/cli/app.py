@@ -32,8 +32,8 @@ COMMANDS = {
     },
     "Catalogue": {"chips": "catalogues", "models": "catalogues", "workloads": "catalogues"},
 }
-"""Panels of the help, their commands in order, and the module that registers each: of this package or, with a dot,
-of the checkout, which a wheel does not contain. Studies of installed distributions are under "Research"."""
+"""Panels of the help, their commands in order, and the module that registers each. A module with a dot is of the
+checkout, which a wheel does not contain. Studies of installed distributions are under "Research"."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 READ_TABLES = ("replay", "calibrate", "dash")
 """Commands that, in a checkout, also read the published tables of ``validation.tables``."""
@@ -87,8 +87,8 @@ def _hide_types(params: Iterable[Any]) -> None:
 
 
 def application(command: str | None = None) -> Typer:
-    """The command line: the commands of the module of ``command`` if it is known, all of them otherwise (help,
-    completion, a typing error)."""
+    """The command line with the commands of the module of ``command``. All of them otherwise (help, completion, a
+    typing error)."""
     app = Typer(
         name="forerun",
         cls=_PanelHelp,
@@ -142,7 +142,7 @@ def _with_plain_help(app: Typer) -> None:
 
 
 def _in_checkout() -> bool:
-    """Whether this is a checkout; its ``validation`` can be imported from then on."""
+    """True if this is a checkout; its ``validation`` can be imported from then on."""
     checkout = CHECKOUT.joinpath("validation").is_dir()
     if checkout and str(CHECKOUT) not in sys.path:
         sys.path.append(str(CHECKOUT))
@@ -208,7 +208,7 @@ def usage_line(error: Exception) -> str:
 
 
 def _meant(option: str, params: Sequence[Any]) -> str:
-    """A hint at the option that an unknown one may mean, or at the field of the scenario: by its name or initials."""
+    """A hint at the option, or at the field of the scenario, that an unknown option may mean."""
     from simulator.running.scenario import field_paths
 
     known = [name for param in params for name in param.opts]

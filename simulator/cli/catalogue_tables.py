@@ -162,7 +162,7 @@ def _feed_forward(row: Row) -> str:
 
 
 def model_check_tables(file: str, summary: Row) -> list[Any]:
-    """What a model's file holds, to compare with its card: parameters, and the memory that a sequence takes."""
+    """Contents of a model's file, to compare with its card: parameters, and memory per sequence."""
     kinds = Counter[str]()
     for row in summary["layers"]:
         kinds[row["attention"] or row["mlp"]] += row["count"]

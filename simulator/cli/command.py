@@ -97,7 +97,7 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 
 def broken_invariant_line(error: InvariantError) -> str:
-    """What is broken and how to see it again: with the scenario in a file of its own, else within the line."""
+    """The broken invariant, and the scenario that shows it, in a file of its own or within the line."""
     from simulator.running.metrics.files import write_text_atomically
 
     file = Path(f"forerun-broken-invariant-{error.mark}.json")

@@ -1,4 +1,4 @@
-"""Where results go: JSON to a file or stdout, tables to stdout, progress to stderr."""
+"""Destinations of results: JSON to a file or stdout, tables to stdout, progress to stderr."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def console() -> Console:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
     class PipedConsole(Console):
-        """A console whose reader may leave early (``| head``): the rest is dropped and the exit code stays as it is."""
+        """A console whose reader may leave early (``| head``). The rest is dropped and the exit code stays as it is."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -181,7 +181,7 @@ def printed(
 
 
 def left_out(table: Table, view: Table) -> list[str]:
-    """What a view of a table leaves out, in words: all of it, columns, rows."""
+    """Columns and rows that a view of a table leaves out, in words."""
     title = table.title.partition(" (")[0]
     if table.rows and not view.rows:
         return [title]

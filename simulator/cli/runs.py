@@ -170,7 +170,7 @@ def replicate(
 
 
 def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
-    """The document of one run, and what is wrong with it if it cannot be; what a worker process sends back."""
+    """The document of one run, and its broken invariant, as a worker process sends them back."""
     from forerun.errors import InvariantError
     from simulator.running.metrics import run_document
     from simulator.running.run import simulate

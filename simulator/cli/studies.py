@@ -110,7 +110,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
 def _subject(
     files: Sequence[Path], overrides: Sequence[str], arguments: dict[str, Any], takes_logs: bool
 ) -> tuple[Any, set[str]]:
-    """What a study is of, by its files, ``--set``, ``--vary`` and ``--map``; and the options that are used up."""
+    """The subject of a study by its files, ``--set``, ``--vary`` and ``--map``, and the options used up."""
     from simulator.running.scenario import is_log
     from simulator.studies.compare.comparison import variants_from_files
     from simulator.studies.study_file import load_study, study_of_log

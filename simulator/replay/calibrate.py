@@ -64,7 +64,7 @@ OTHER_RULES = ("sparse", "recurrent", "elementwise")
 SCARCE_ROWS = 40
 """Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
 INTERVAL_SPLIT = Split(0.5, 90)
-"""Which half of the held-out rows the intervals come from; the other half is what they are judged on."""
+"""Half of the held-out rows that gives the intervals; the other half judges them."""
 
 
 class FamilyFit(NamedTuple):
@@ -97,7 +97,7 @@ class Calibration(Replay):
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """What ``forerun calibrate --json`` writes; errors in percent."""
+        """The JSON of ``forerun calibrate``; errors in percent."""
         from forerun.version import VERSION
 
         families = [one._asdict() | {"parameters": free_values(one.parameters)} for one in self.fits]
@@ -155,7 +155,7 @@ def calibrate(
     progress: Callable[[int, int], None] | None = None,
     judge: bool = True,
 ) -> Calibration:
-    """Fit every kernel family of which a trace has rows.
+    """Fit every kernel family that has rows in a trace.
 
     The physical parameters are fitted on the training split, judged on the rest. With fewer than ``FEW_ROWS`` rows all
     are fitted, drawn towards the defaults of the chip's class, and judged by leaving out a quarter at a time.
@@ -235,8 +235,7 @@ def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParamet
 
 
 def _same_kernel(table: KernelTable, rows_by_kernel: dict[tuple[str, str], IndexArray], dtype: str) -> KernelTable:
-    """The rows of a pass; of a convolution measured at few sizes also those of other layers, at other sizes, that the
-    same kernel served."""
+    """Rows of a pass; for a convolution measured at few sizes, also rows of the same kernel's other sizes."""
     index = rows_by_kernel["elementwise", dtype]
     rows = table.where(index)
     different = np.unique(np.stack([rows.size("bytes_moved"), rows.size("pieces")]), axis=1).shape[1]
@@ -251,8 +250,8 @@ def _same_kernel(table: KernelTable, rows_by_kernel: dict[tuple[str, str], Index
 
 
 def _plain_where_single(rows_by_kernel: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
-    """The rows by family and format, a kernel's name left out where it is the only one for the format, or for a head
-    size of attention; rows of windows with the others of their head size where the same kernel serves both."""
+    """Rows by family and format, without a kernel's name where it is the only one. Also for a single head size of
+    attention; rows of windows join the others of their head size where the same kernel serves both."""
     joined: dict[tuple[str, str], list[IndexArray]] = {}
     for (family, dtype), rows in rows_by_kernel.items():
         dtype, *rest = dtype.split(VARIANT)
@@ -270,7 +269,7 @@ def _plain_where_single(rows_by_kernel: dict[tuple[str, str], IndexArray]) -> di
 
 
 def _unnamed(family: str, dtype: str) -> str:
-    """A set's name without that of one kernel of several: the format, and the head size of attention but for 128."""
+    """A set's name without its kernel: the format, and the head size of attention unless 128."""
     dtype, *rest = dtype.split(VARIANT)
     sized = family.startswith("attention") and rest and rest[0] != PLAIN_HEAD
     return f"{dtype}{VARIANT}{rest[0]}" if sized else dtype
@@ -282,8 +281,8 @@ def _plain_sets(
     corrections: dict[Key, Correction],
     fits: list[FamilyFit],
 ) -> None:
-    """Of several kernels for a format, let the one with most rows stand for the format itself, where all compute the
-    same: its fit, and its correction or none."""
+    """Let the kernel with most rows stand for a format with several kernels. Where all compute the same: its fit, and
+    its correction or none."""
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
         plain = _unnamed(one.family, one.dtype)
@@ -295,9 +294,9 @@ def _plain_sets(
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:
-    """Places to start from: the defaults of the chip's class at its clock, and what they become on a chip without
-    asynchronous copies if it has none (the defaults stem from chips that have them); of sparse attention, the ways in
-    which libraries differ."""
+    """Starting points of the fit: defaults of the chip's class at its clock, and variants of libraries. On a chip
+    without asynchronous copies the defaults, which stem from chips that have them, are converted; sparse attention
+    starts from each library's variant."""
     sets = load_defaults(chip.kind)[family]
     stored = format_of(dtype)
     names = (stored, stored.removesuffix("_block"), "bf16", "fp16", "any", *sets)
@@ -451,8 +450,8 @@ def _reference(table: KernelTable) -> str:
 
 
 def write_profile(calibration: Calibration, path: str | Path) -> list[Path]:
-    """Write the profile as YAML, or the kernel parameters alone as JSON, as the catalogue keeps them beside a chip's
-    limits; and the corrections beside the file when there are any. Returns the files written.
+    """Write the profile as YAML, or the kernel parameters alone as JSON, and corrections beside it. Returns the files
+    written.
 
     Raises:
         ForerunError: the name does not end in .yaml, .yml or .json.

@@ -38,8 +38,8 @@ def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -
 
 
 def conformal_intervals(ratio: FloatArray, regime: NDArray[np.int8], inside: BoolArray) -> Intervals:
-    """Ends of the 90 % interval, as factors on a prediction, by regime: from the ratio of measured to predicted seconds
-    of rows no fit has seen. Rows that are not ``inside`` the fitted range get an interval of their own.
+    """Ends of the 90 % interval by regime, as factors on a prediction, from unseen rows. Rows that are not ``inside``
+    the fitted range get an interval of their own.
 
     Source: Papadopoulos et al., "Inductive confidence machines for regression" (2002), doi:10.1007/3-540-36755-1_29
         (split conformal prediction), with two-sided quantiles of the ratio.
@@ -66,8 +66,8 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
 
 
 def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: BoolArray) -> None:
-    """Mark rows outside the fitted shapes as extrapolated, and put the 90 % interval beside every row that has one:
-    the correction's where it has moved a row that lies inside the fitted shapes, else that of physics."""
+    """Mark rows outside the fitted shapes as extrapolated, and give rows their 90 % interval. The correction's interval
+    where it moved a row inside the fitted shapes, else that of physics."""
     from simulator.replay.fit import family_rows
 
     def put(rows: NDArray[np.intp], intervals: Mapping[str, tuple[float, float]], inside: BoolArray) -> None:

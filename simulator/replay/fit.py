@@ -1,5 +1,4 @@
-"""Robust least squares on the logarithm of the error: the few physical parameters of one kernel family, and how mixed
-batches are served."""
+"""Robust least squares on logarithmic errors: the few physical parameters of one kernel family."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "gemm": {"n": (1024, 1 << 40), "k": (1024, 1 << 40)},
     "collective": {"message_bytes": (1 << 20, 1 << 60)},
 }
-"""Shapes of today's language models: where a trace has enough of them, physics is fitted on them, not on odd sizes."""
+"""Shapes of today's language models, on which physics is fitted where a trace has enough of them."""
 MIN_CORE_ROWS = 16
 
 
@@ -88,7 +87,7 @@ def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable
 
 
 def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
-    """Row indices by family and stored format, for every operation that has parameters of its own; kernels of routed
+    """Row indices by family and stored format, for every operation that has parameters of its own. Kernels of routed
     experts, by the name that the trace gives them."""
     columns = [table.word(name).codes for name in ("op", "dtype", "kv_dtype", "name", "source")]
     parts_by_kernel: dict[tuple[str, str], list[IndexArray]] = {}
@@ -116,7 +115,7 @@ FINAL_ROWS = 2500
 ROBUST_SCALE = 0.08
 """Errors beyond this share count linearly, not squared: one slow code path must not bend the rest."""
 PRIOR = 0.3
-"""Pull towards the starting values, in units of error per width of the allowed interval: it decides with 20 rows and
+"""Pull towards the starting values, in units of error per width of the allowed interval. It decides with 20 rows and
 vanishes with 2,000."""
 FEW_ROWS = 60
 """Below this a fit sees too little to distinguish most structures."""
@@ -125,8 +124,8 @@ WORTH, WORTH_FEW = 0.98, 0.85
 
 _EVALUATIONS = 60
 _TOLERANCE = 1e-4
-"""A search ends where error or position change by less than this share: slopes are taken over steps of 1e-3, and less
-than a hundredth of a percent of the error nobody can measure."""
+"""Share of change in error or position below which a search ends. Slopes are taken over steps of 1e-3, and less than a
+hundredth of a percent of the error cannot be measured."""
 
 
 class Coordinate(NamedTuple):
@@ -138,7 +137,7 @@ class Coordinate(NamedTuple):
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the bounds are positive and differ by more than a factor of 20."""
+        """True if the bounds are positive and differ by more than a factor of 20."""
         return self.low > 0 and self.high / self.low > 20
 
     def scaled(self, value: float) -> float:
@@ -160,7 +159,7 @@ VECTOR_SHARE = 0.02
 NESTED = "unpacked."
 """Prefix of the parameter names of the unpacked decode kernel."""
 CPU_TIMES = 10.0
-"""On a CPU every fixed time may be so many times longer: a kernel there is a call from Python, tens of microseconds."""
+"""Factor on every fixed time on a CPU, where a kernel is a call from Python. A call takes tens of microseconds."""
 
 
 @cache
@@ -193,11 +192,10 @@ def free_values(parameters: FamilyParameters) -> dict[str, float]:
 
 
 ANY_ROWS = tuple((rows, 64) for rows in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32))
-"""Tiles of a CPU library whose blocks take as many rows as there are: no row of a block is computed in vain."""
+"""Tiles of a CPU library whose blocks compute no row in vain."""
 
 SMALL_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (16, 128), (16, 64))
-"""Tiles of a GEMM library on chips whose cores multiply registers of one warp at a time (no warp-group products): what
-a core holds ends at 128 x 128."""
+"""Tiles of a GEMM library on chips without warp-group products: at most 128 x 128."""
 
 
 def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str = "") -> list[dict[str, Any]]:
@@ -234,13 +232,13 @@ their own there (a vector instead of a matrix), hence the unpacked kernel is tri
 
 
 ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1024.0, "max_splits": 32.0, "split_seqs": 512.0}
-"""A grid of so many parts for every sequence and KV head, however short the context, up to the largest captured batch:
-FlashAttention-4's of head size 512 under vLLM 0.24 (``flash_attn_max_num_splits_for_cuda_graph`` and
-``max_cudagraph_capture_size`` of its configuration)."""
+"""A fixed number of parts for every sequence and KV head, up to the largest captured batch: FlashAttention-4's of head
+size 512 under vLLM 0.24 (``flash_attn_max_num_splits_for_cuda_graph`` and ``max_cudagraph_capture_size`` of its
+configuration)."""
 
 
 def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:
-    """Ways to split the KV axis and to pack query heads; kernels beside the packed one only where rows are many."""
+    """Ways to split the KV axis and to pack query heads. Kernels beside the packed one only where rows are many."""
     tokens: list[dict[str, Any]] = [{"split_tokens": number} for number in (64.0, 128.0, 256.0, 512.0, 1024.0)]
     options = [*tokens, *({"max_splits": parts} for parts in (1.0, 16.0, 32.0, 128.0))]
     options += [{"min_group_to_split": 1.0}, {"min_group_to_split": 2.0}, {"regroup_s": 2e-6}, {"regroup_s": 0.0}]
@@ -334,8 +332,8 @@ def _changed(parameters: FamilyParameters, values: Mapping[str, Any]) -> FamilyP
 
 
 def _concerned(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool | None:
-    """Whether a change is one of the unpacked kernel (True) or of the packed one (False), which share no rows; None
-    where there is no second kernel, or where it is new."""
+    """True if a change is one of the unpacked kernel, False of the packed one, which share no rows; None where there is
+    no second kernel, or where it is new."""
     if getattr(parameters, NESTED[:-1], None) is None or NESTED[:-1] in change:
         return None
     return any(name.startswith(NESTED) for name in change)
@@ -412,8 +410,8 @@ def mixed_structure(
     split: Split,
     least_rows: int,
 ) -> dict[str, FamilyParameters]:
-    """Prefill sets, by format, with the structure that explains the mixed rows of the training split best: prompt
-    chunks and single queries in two kernels, or in one pass with its own bandwidth, overlap and time per idle tile.
+    """Prefill sets by format, with the structure that explains mixed training rows best. Prompt chunks and single
+    queries run in two kernels, or in one pass with its own bandwidth, overlap and time per idle tile.
 
     Only sets of ``fitted`` for which the trace has at least ``least_rows`` such batches are returned.
     """

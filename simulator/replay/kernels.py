@@ -45,7 +45,7 @@ class ReplayReport(Replay):
     split: Split | None
     """The split whose held-out part is scored; None = every row."""
     residual: bool
-    """Whether the learned correction is on."""
+    """True if the learned correction is on."""
     beside: Score | None = None
     """Score over all rows of the other reading (physics alone, or with the correction); None = there is none."""
 

@@ -122,8 +122,7 @@ class Modules:
                     store.setdefault(field, np.zeros(len(self.tokens)))[part] = value
 
     def times(self, library: KernelLibrary) -> KernelTime:
-        """Whole modules, their sparse kernels by ``library``; never below the host's launches where no graph is
-        replayed: in prompts, and in decoding beyond the largest captured batch."""
+        """Times of whole modules, never below the host's launches where no graph is replayed."""
         total = self.around.copy()
         for op, shape in self._types.items():
             sized = {field: np.where(value > 0, value, 1e-9) for field, value in self._shapes[op].items()}

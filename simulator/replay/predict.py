@@ -37,7 +37,7 @@ class Prediction:
     bytes: FloatArray
     """Every operand moved once (a collective: what leaves one chip at least)."""
     warm: BoolArray
-    """Whether operands may already be on the chip."""
+    """True if operands may already be on the chip."""
     peak_flops: FloatArray
     low: FloatArray
     high: FloatArray

@@ -30,7 +30,7 @@ _HIDDEN = ("op", "measured_s", "predicted_s", "ape", "regime", "basis", "library
 
 
 def replay_heading(document: Document) -> tuple[str, str]:
-    """What was replayed, and what the figures rest on."""
+    """Source of a replay, and its evidence."""
     basis, held_out = f"basis: {document['basis']}", " held-out" if document.get("split") else ""
     if "runs" in document:
         facts = f"{held_out.strip()} configurations · " if held_out else ""
@@ -186,7 +186,7 @@ def calibration_tables(document: Document) -> list[Table]:
 
 
 def reasons_table(title: str, reasons: Mapping[str, int]) -> Table:
-    """How many rows are left out, by reason; empty where none is."""
+    """Number of rows left out, by reason; empty where none is."""
     rows: list[list[Value]] = [[reason, count] for reason, count in reasons.items()]
     return Table(title, ("reason", "rows"), rows, shown=SHOWN_REASONS, name="skipped")
 
@@ -208,7 +208,7 @@ def run_engine(run: Document) -> str:
 
 
 def step_batch(row: Document) -> str:
-    """What an engine step works on."""
+    """Batch of an engine step."""
     batch = f"{row['prefill_seqs']} x prefill {row['prefill_tokens']:,}" if row["prefill_tokens"] else ""
     if row["decode_seqs"]:
         verify = f" x {row['query_len']} tokens" if row["query_len"] > 1 else ""

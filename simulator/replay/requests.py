@@ -330,7 +330,7 @@ def group_label(run: MeasuredRun) -> str:
 
 
 def in_training(run: MeasuredRun, split: Split) -> bool:
-    """Whether a fit under ``split`` may see the run: by its configuration, so that a whole curve is on one side."""
+    """True if a fit under ``split`` may see the run. Decided by configuration, so that a whole curve is on one side."""
     text = f"{split.seed} {run.configuration!r}".encode()
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2.0**64
     return share < split.train

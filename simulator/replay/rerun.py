@@ -46,7 +46,7 @@ def framework_name(text: str) -> str | None:
 
 
 def other_engine(text: str) -> bool:
-    """Whether a published name is that of an engine which no parameter set describes."""
+    """True if a published name is that of an engine which no parameter set describes."""
     return re.search(_NAMES["other_engines"], text.lower()) is not None
 
 
@@ -156,7 +156,7 @@ def _facts(run: MeasuredRun) -> dict[str, dict[str, Any]]:
 
 
 def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | dict[str, Any] | None, str]:
-    """The model of a run in the catalogue's words, or the scenario's where it is the same; and its published name.
+    """The catalogue's name of a run's model, or the scenario's where it is the same, and its published name.
 
     Where the server calls it by a name of its own, the tokenizer's name counts.
 
@@ -265,8 +265,8 @@ def simulated_as(run: MeasuredRun, base: Scenario, scenario: Scenario) -> str:
 
 
 def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
-    """The scenario with SGLang's default limit on sequences, which holds for every attention group: only a limit that
-    is given is divided (``max_running_requests`` in tp_worker.py, v0.5)."""
+    """The scenario with SGLang's default limit on sequences. It holds for every attention group: only a limit that is
+    given is divided (``max_running_requests`` in tp_worker.py, v0.5)."""
     sections = {"": scenario.hardware}
     if scenario.pools is not None:
         sections = {f"pools.{name}.": scenario.pool_section(name, "hardware") for name in scenario.pools}
@@ -348,8 +348,7 @@ def rerun(
 
 
 STATE_SHARE, STATES_OF_A_SEQUENCE = 0.9 / 1.9, 5
-"""Share of the memory beside the weights that SGLang gives recurrent states (``--mamba-full-memory-ratio`` 0.9),
-and how many it counts for a sequence where the prefix cache keeps some.
+"""Share of memory for recurrent states in SGLang (``--mamba-full-memory-ratio`` 0.9), and states per cached sequence.
 
 Source: SGLang 0.5, ``MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`` (3) and ``MAMBA_CACHE_V2_ADDITIONAL_RATIO_OVERLAP``.
 """
@@ -393,8 +392,8 @@ def _with_late_start(result: RunRecords, late_s: float) -> RunRecords:
 
 
 def steady_figures(result: RunRecords, places: int) -> dict[str, float]:
-    """Median ITL, output tokens per second and power of a closed loop while all its places are taken and none for the
-    first time; empty for a loop that ends before."""
+    """Median ITL, output tokens per second and power of a closed loop with all places taken. The first requests of the
+    places do not count; empty for a loop that ends before."""
     arrivals = np.sort(result.requests.arrival_s)
     start_s, end_s = arrivals[min(places, len(arrivals) - 1)], arrivals[-1]
     steps = result.steps.take(np.flatnonzero((result.steps.start_s >= start_s) & (result.steps.start_s < end_s)))
@@ -409,7 +408,7 @@ def steady_figures(result: RunRecords, places: int) -> dict[str, float]:
 
 
 def readings(run: MeasuredRun) -> list[str]:
-    """What names of a run were read as, where the catalogue's name is not contained in the published one."""
+    """Catalogue names of a run that are not contained in the published ones."""
     chip = (chip_name(run.chip or "", tuple(chip_names())) or "").removesuffix("-sxm")
     model = catalogue_model(run.model or "") or catalogue_model(run.tokenizer or "" if run.model else "")
     read = [("model", run.model, model), ("chip", run.chip, chip)]
@@ -430,14 +429,15 @@ def _known(key: str, text: str) -> str:
 
 
 def _own_format(model: Any, dtype: str) -> bool:
-    """Whether a format is that of the published checkpoint, of which the catalogue's own entry knows each part: tables
-    call gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
+    """True if a format is that of the published checkpoint, whose parts the catalogue's entry knows. Tables call
+    gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
     own = load_architecture(model).checkpoint_dtypes.get("expert")
     return [dtype, own] in _NAMES["checkpoint_formats"]
 
 
 def _requantised(model: Any, dtype: str) -> str | dict[str, str]:
-    """What a published format of a model is of: of a 4-bit one, the parts alone that its maker stores in 4 bits.
+    """Parts of a model that a published format quantises. Of a 4-bit one, the parts alone that its maker stores in 4
+    bits.
 
     Source: layers excluded in amd/Kimi-K2.5-MXFP4 (ROCm/ATOM#167, of its predecessor), nvidia/Kimi-K2.6-NVFP4 and
         nvidia/DeepSeek-V4-Flash-NVFP4 (hf_quant_config.json): all but the routed experts, as their makers do.
@@ -537,7 +537,7 @@ def _lengths(tokens: int | tuple[int, int] | None) -> int | dict[str, Any] | Non
 
 
 def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
-    """The run's requests: lengths that its client drew, rates that follow one another and prompts that repeat are laid
+    """The run's requests. Lengths that its client drew, rates that follow one another and prompts that repeat are laid
     over the drawn ones."""
     stream = generate_requests(scenario.workload, seed)
     if run.lengths is not None:
@@ -556,7 +556,7 @@ def _stream(run: MeasuredRun, scenario: Scenario, seed: int) -> RequestStream:
 
 
 def unshared_hashes(input_tokens: np.ndarray[Any, Any], block_tokens: int) -> PrefixHashes:
-    """Block ids of prompts that share nothing: a preempted request may still find blocks of its own when it comes back.
+    """Block ids of prompts that share nothing. A preempted request may still find blocks of its own when it comes back.
 
     Source: vLLM V1 frees a preempted request's blocks with their hashes, the last first (``Scheduler._preempt_request``
         and ``KVCacheManager.free``, v0.9 to v0.11), so that it finds what nobody has taken meanwhile.

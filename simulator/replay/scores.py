@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: the figures of one group of rows, and limits that a build must keep."""
+"""Distance of predictions from measurements: figures of one group of rows, and limits of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a fit may see: a split by shape, so that no shape is on both sides whatever the order or the file."""
+"""Rows that a fit may see: a split by shape, whatever their order or file."""
 
 from __future__ import annotations
 

@@ -56,10 +56,9 @@ _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
 compared: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
-"""Whether a framework's prefill engine delivers the first token. vLLM's does not: its decode engine computes the last
-prompt token again ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
+"""True if a framework's prefill engine delivers the first token. ``kv_connector`` of v0.9 to v0.11)."""
 SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
-"""GPUs of a server that their link joins (HGX, DGX, OAM baseboards), and names of those that it joins over a rack."""
+"""GPUs that the link of one server joins (HGX, DGX, OAM baseboards), and chips whose link joins a rack."""
 NOTED_PADDING = 1.05
 """Slowdown of a step without draft tokens, by padding to captured sizes, from which a note names it."""
 
@@ -76,7 +75,7 @@ class PoolBuild(Pool):
     """Dense peak FLOP/s of one chip in the dtype of the weight matrices (MoE: the experts'); the denominator of MFU."""
     notes: tuple[str, ...]
     assumed: bool = False
-    """Whether results also rest on attention-level speculation or a borrowed acceptance, not on kernel times alone."""
+    """True if results also rest on attention-level speculation or a borrowed acceptance, not on kernel times alone."""
     other_chips: tuple[Chip, ...] = ()
     """Chips that run some of the layers, before or after ``chip``."""
     groups: attention_level.DeviceGroups | None = None
@@ -190,7 +189,7 @@ def _without_draft_kv(scenario: Scenario, pool: PoolBuild) -> PoolBuild:
 
 
 class _Drafting(NamedTuple):
-    """What drafts for a replica; nothing without speculation."""
+    """Drafter of a replica and its acceptance; empty without speculation."""
 
     drafter: timing.Drafter | None = None
     sampler: AcceptanceSampler | None = None
@@ -265,7 +264,7 @@ class _Replica:
 
     @property
     def _trims(self) -> bool:
-        """Whether a step verifies some of the draft tokens only."""
+        """True if a step verifies some of the draft tokens only."""
         return trims(self.speculation)
 
     def _target(self) -> timing.Deployment:
@@ -354,7 +353,7 @@ class _Replica:
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
-        """What other chips of the machine run. llama.cpp runs a step through equal cards one after the other too."""
+        """Work of the other chips of the machine."""
         hardware = self.hardware
         shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (chained_cards(self.scenario) - 1)
         if not shares:
@@ -458,8 +457,8 @@ class _Replica:
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:
-        """Most tokens of one step, of one attention group: schedulers that do not budget decodes decode their whole
-        batch; what groups wait for may be the prompts of one and the batch of another."""
+        """Most tokens of one step, of one attention group. Schedulers that do not budget decodes decode their whole
+        batch; groups may wait for the prompts of one and the batch of another."""
         budget, batch = self.engine.max_num_batched_tokens, most_seqs * query_len
         if self.hardware.attention_data_parallel > 1:
             return budget + batch
@@ -541,7 +540,7 @@ class _Replica:
             yield "pipeline: batches in flight are simulated one by one, as many as there are stages"
 
     def _padding_note(self, pool: PoolBuild) -> Iterator[str]:
-        """What padding adds to a step of one sequence without draft tokens, if a policy may stop drafting."""
+        """Note on the time that padding adds to a step of one sequence, if a policy may stop drafting."""
         assert isinstance(pool.timer, timing.ModelTimer)
         timer, engine = pool.timer.target, self.engine
         plain = timer.deployment.framework.for_engine(engine.max_num_seqs, 1, engine.cuda_graph_sizes)
@@ -566,7 +565,7 @@ def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
 
 
 def _in_servers(chip: Chip) -> bool:
-    """Whether the link between chips ends at the server, as of NVIDIA's and AMD's that are no part of a rack."""
+    """True if the link between chips ends at the server, as NVIDIA's and AMD's do outside a rack."""
     return chip.kind == "gpu-datacenter" and chip.vendor in ("nvidia", "amd") and not chip.name.startswith(RACK_SCALE)
 
 

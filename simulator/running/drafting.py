@@ -71,7 +71,7 @@ HEADS: dict[str, Callable[..., DraftHead]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a drafter is built from."""
+    """Facts that a drafter is built from."""
 
     config: SpeculationConfig
     proposal: Proposal
@@ -79,7 +79,7 @@ class DraftRequest:
     max_num_seqs: int
     max_num_batched_tokens: int
     stages: int = 1
-    """Pipeline stages of the target, of which the last drafts."""
+    """Pipeline stages of the target; the last one drafts."""
 
     @property
     def draft(self) -> DraftConfig:
@@ -137,8 +137,8 @@ class DraftRequest:
 
     @property
     def embedding_bytes(self) -> float:
-        """Bytes on one chip of the embedding that a head on a last stage loads for itself, the target's being on the
-        first; 0 where it shares the target's.
+        """Bytes on one chip of the embedding that a head on the last pipeline stage loads for itself. The target's is
+        on the first stage; 0 where both share it.
 
         Source: vllm-project/vllm#50514 (vLLM 0.28), sgl-project/sglang#39643.
         """
@@ -158,7 +158,7 @@ class DraftRequest:
 
 
 def method_overhead(framework: str, method: str) -> DraftOverhead:
-    """Host times of a method as measured in an engine, or in any; of the method that stands in for it."""
+    """Host times of a method, measured in that engine, in another, or of the method that stands in."""
     return timing.load_draft_overhead(framework, METHODS[method].times_of or method)
 
 
@@ -221,7 +221,7 @@ def drafting_rule(
 
     @lru_cache(maxsize=PRICED_STEPS)
     def switch_seconds(seqs: int, skipped: int) -> float:
-        """Seconds that a decode step lasts longer where K has changed and the drafter has that much to catch up on."""
+        """Seconds that a change of K adds to a decode step, the drafter's skipped tokens included."""
         if policy.while_off == "starve":
             skipped = 0
         each = max(1, skipped // seqs)
@@ -250,8 +250,8 @@ def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]
 
     @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
-        """Seconds of a step in which each sequence verifies, and drafts, ``tokens`` tokens, beside a prompt's; of as
-        many steps as they need where one does not hold all of them."""
+        """Seconds of a step in which each sequence verifies and drafts ``tokens`` tokens, beside prompt tokens. Seconds
+        of several steps where one does not hold all tokens."""
         held = timer.target.max_tokens // (tokens + 1)
         if held < seqs:
             return step_seconds(held, tokens, context) * seqs / held
@@ -276,13 +276,13 @@ def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: in
 
 
 def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:
-    """A policy of full drafts, for drafters that lack what they have not seen for good, or catch up on it."""
+    """Policy of full drafts, for drafters that cannot recover skipped tokens or compute them later."""
     always = BatchTable((config.depth,))
     return DraftingRule(lambda: always, config.depth, recovery_tokens=RECOVERY_TOKENS if starved else 0)
 
 
 def trims(config: SpeculationConfig | None) -> bool:
-    """Whether a step verifies some of the draft tokens only: those worth most, or those that a grammar forces."""
+    """True if a step verifies some of the draft tokens only: those worth most, or those that a grammar forces."""
     return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
 
 
@@ -304,7 +304,7 @@ def verify_budget(
     most_seqs = min(most_seqs, target.max_tokens // each)
 
     def verify(seqs: Any, tokens: Any) -> timing.StepWork[Any]:
-        """Steps in which sequences verify so many tokens together."""
+        """Steps that verify equal numbers of tokens per sequence."""
         longest = -(-tokens // np.maximum(1, seqs))
         kept = tuple(PROFILED_CONTEXT if w is None else min(PROFILED_CONTEXT, w - 1) for w in windows)
         keys = tuple(seqs * one + tokens for one in kept)

@@ -1,4 +1,4 @@
-"""What an engine sets by itself where a scenario does not: its limits, its batching rule, its formats."""
+"""Engine defaults that a scenario leaves open: limits, batching rule, formats."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_defaults(
 
 
 def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: int) -> float:
-    """Share of a chip's memory for weights and KV that SGLang sets by itself, where a step holds so many prompt tokens.
+    """Share of a chip's memory that SGLang gives weights and KV, by the prompt tokens of a step.
 
     Source: SGLang 0.5, ``_handle_gpu_memory_settings`` of ``server_args.py``: MiB kept for a step's prompts, captured
         graphs and their padding in each attention group, rounded to a share of three decimals.
@@ -79,8 +79,8 @@ def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: i
 
 
 def state_bytes(model: str | dict[str, Any], speculation: SpeculationConfig | None) -> float:
-    """Bytes that each sequence of a model keeps beside its KV: recurrent states, with one more for each draft token;
-    infinite where the drafter has a cache of fixed size for each; 0 for an unknown model."""
+    """Bytes that each sequence of a model keeps beside its KV: recurrent states, with one more for each draft token.
+    Infinite where the drafter has a cache of fixed size for each; 0 for an unknown model."""
     drafts = speculation if speculation is not None and speculation.method != "none" else None
     if drafts is not None and drafts.draft is not None and drafts.draft.kv_tokens is not None:
         return inf

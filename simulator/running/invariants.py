@@ -59,7 +59,7 @@ class StepAudit:
         self.problems: list[str] = []
         """Descriptions of broken per-step invariants."""
         self.unshared: dict[str, str] = {}
-        """By pool name: a step that reads more keys than its blocks hold; a problem only if no blocks are shared."""
+        """By pool name: a step that reads more keys than its blocks hold. A problem only if no blocks are shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Least seconds that all steps of each pipelined replica need, by the bounding resource."""
@@ -148,7 +148,7 @@ class FinishedRun:
         steps: StepAudit,
         speculation: SpeculationCounters | None,
     ) -> FinishedRun:
-        """What the log and the records of a run say."""
+        """Log and records of a run, combined."""
         counters = ("transfers", "blocks_left", "stage_busy_s", "stage_open_s")
         return cls(
             pools=pools,
@@ -173,7 +173,7 @@ class FinishedRun:
 
     @property
     def elapsed_s(self) -> float:
-        """From the first arrival to the last finish, or to the end of the last step; 0 where nothing was served."""
+        """Seconds from the first arrival to the last finish, or to the end of the last step."""
         if not self.done.any():
             return 0.0
         end_s = max(float(self.requests.finished_s[self.done].max()), float(self.steps.totals.end_s.max()))
@@ -196,8 +196,8 @@ def broken(outcome: FinishedRun) -> str | None:
 
 
 def request_times(outcome: FinishedRun) -> Iterator[str]:
-    """Every request offered ends once, finished or refused, at a replica that can end it (what starts again after a
-    failure may have its last token from its second prompt)."""
+    """Every request offered ends once, finished or refused, at a replica that can end it. A request that starts again
+    after a failure may have its last token from its second prompt."""
     records, done = outcome.requests, np.isfinite(outcome.requests.finished_s)
     if len(records) != outcome.offered:
         yield f"{outcome.offered} requests were offered, there are records of {len(records)}"
@@ -227,8 +227,8 @@ def order(outcome: FinishedRun) -> Iterator[str]:
 
 
 def first_come(outcome: FinishedRun) -> Iterator[str]:
-    """Under a rule that takes them as they come, requests reach the batch of one replica in that order; what
-    was preempted or lost its replica came twice and is left out, as is what several workers handed over; attention
+    """Under a first-come rule, requests reach the batch of a replica in the order of their arrival. Excluded: requests
+    that were preempted or lost their replica, which came twice, and those that several workers handed over. Attention
     groups have a queue each."""
     records, steady = outcome.requests, outcome.undisturbed
     for pool, first in outcome.replicas_of():
@@ -243,7 +243,7 @@ def first_come(outcome: FinishedRun) -> Iterator[str]:
 
 
 def little(outcome: FinishedRun) -> Iterator[str]:
-    """The engines hold no more requests over time than are in the system over time; a closed loop of N holds at most N
+    """The engines hold no more requests over time than are in the system over time. A closed loop of N holds at most N
     on average (throughput times mean latency <= N) and at every moment.
 
     Steps of a pipeline overlap with the batches before them and are left out.
@@ -284,8 +284,8 @@ def transfers(outcome: FinishedRun) -> Iterator[str]:
 
 
 def token_counts(outcome: FinishedRun) -> Iterator[str]:
-    """Steps hand out exactly the tokens that requests receive, and each prompt token that was not cached is computed:
-    once, and at most once more at the end of each prompt whose KV was transferred."""
+    """Steps hand out exactly the tokens that requests receive, and compute each prompt token that was not cached. At
+    most once more at the end of each prompt whose KV was transferred."""
     records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
     handed, received = int(totals.output_tokens.sum()), int(records.output_tokens[done].sum())
     if handed != received:
@@ -306,8 +306,8 @@ def token_counts(outcome: FinishedRun) -> Iterator[str]:
 
 
 def draft_counts(outcome: FinishedRun) -> Iterator[str]:
-    """No more draft tokens are accepted than drafted, at a position no more than before it, and each verify step hands
-    out at least one token."""
+    """Accepted draft tokens never exceed drafted ones or those of the position before; each verify step yields a
+    token."""
     counters, records = outcome.speculation, outcome.requests
     if counters is None:
         return
@@ -393,7 +393,7 @@ def step_tokens(part: PoolSteps) -> Iterator[str]:
 
 
 def sum_of_parts(part: PoolSteps) -> Iterator[str]:
-    """A step takes as long as its parts: the seconds of its kernels by what bounds them, of copies and of the host."""
+    """A step takes as long as its parts: kernels by bound, copies and host."""
     rows = part.steps
     summed_s = rows.compute_s + rows.memory_s + rows.interconnect_s + rows.latency_s + rows.host_s
     tick_s = np.maximum(1 / TICKS_PER_S, np.spacing(rows.start_s + rows.seconds))
@@ -430,8 +430,7 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
 
 
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
-    """Least seconds of each step by resource: all FLOPs at the chip's fastest dense dtype, all bytes, and the kernels
-    one by one, each at the peak of its dtype."""
+    """Lower bound of each step's seconds: FLOPs at the fastest dense dtype, bytes, and each kernel at its own peak."""
     pool, rows = part.pool, part.steps
     peak, bandwidth = _limits(pool)
     chips = f"of {pool.chips} x {pool.chip.name}"

@@ -62,8 +62,8 @@ class Axis(TypedDict):
     direction: list[float]
     """Unit vector over ``KINDS``; empty for what is no step's time."""
     response: dict[str, list[float]]
-    """Logarithm of each figure's factor at the lower and the upper end of the 90 % interval along it; of measured runs
-    also at the ends of their middle half, between those."""
+    """Logarithm of each figure's factor at both ends of the 90 % interval along it. Of measured runs also at the ends
+    of their middle half, between those."""
 
 
 class ModelError(TypedDict):
@@ -79,7 +79,7 @@ class ModelError(TypedDict):
     stratum: dict[str, str]
     """Evidence class of the run: ``layers``, ``build``, ``load``, ``chip``."""
     served: str
-    """How measured runs of its class came out, in a sentence."""
+    """Errors of the measured runs of its class, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class RunRecords(Result):
     spans: tuple[Span, ...] = ()
     """KV transfers and failures, for the timeline."""
     steps_kept: bool = True
-    """Whether ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
+    """True if ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     scaling: ScalingLog | None = None
     """Log of the autoscaler; None without one."""
     tasks: dict[str, Any] | None = None
@@ -185,8 +185,7 @@ def clock() -> tuple[float, float]:
 
 
 def _beyond_fits(build: Build) -> Iterator[bool]:
-    """True for each pool that rests on assumptions, and where the engine's release is none of those that constants were
-    fitted on, or too young a build for the model."""
+    """True for each pool that rests on assumptions, or whose release lies outside the fits."""
     yield from (pool.assumed for pool in build.pools)
     engine = build.scenario.engine
     library, model = load_framework(engine.framework).kernel_library, load_architecture(build.scenario.model).name

@@ -71,7 +71,7 @@ class RunResult(RunRecords):
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """What ``--json`` writes: the contract's ``run`` JSON for one seed."""
+        """The contract's ``run`` JSON for one seed, as ``--json`` writes it."""
         return metrics.run_document(self)
 
     @property
@@ -106,7 +106,7 @@ class RunResult(RunRecords):
     cost_usd: Figure[float | None] = Figure(lambda document: document["cost_usd"])
     """Cost of the run in US dollars; None without prices."""
     meets_slo: Figure[bool | None] = Figure(lambda document: document["slo"] and bool(document["slo"]["met"]))
-    """Whether the run meets the scenario's SLO; None without one."""
+    """True if the run meets the scenario's SLO; None without one."""
 
     @property
     def title(self) -> str:
@@ -311,7 +311,7 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
 
 
 def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
-    """A word where a closed loop has more requests outstanding than may run, or than the KV caches hold to the end."""
+    """Remark on a closed loop with more requests than may run, or than the KV caches hold."""
     if stream.max_concurrency is None:
         return
     decoding = [(pool.replicas, pool.limits.together) for pool in build.pools if pool.role != "prefill"]

@@ -40,7 +40,7 @@ LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
 
 
 class PricesConfig(Section):
-    """What the hardware costs."""
+    """Prices of the hardware."""
 
     usd_per_chip_hour: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)]
     """US dollars for one chip for an hour; or a price for each chip by name, e.g. ``{h100-sxm: 2.5, l40s: 0.9}``."""
@@ -78,7 +78,7 @@ class Scenario(Section):
     pools: dict[PoolName, PoolConfig] | None = None
     """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
     kv_transfer: KvTransferConfig | None = None
-    """How KV travels from prefill pools to decode pools."""
+    """KV transfer from prefill pools to decode pools."""
     faults: FaultsConfig | None = None
     """Replica failures."""
     autoscaler: AutoscalerConfig | None = None
@@ -184,7 +184,7 @@ class Scenario(Section):
 
     @property
     def random(self) -> bool:
-        """Whether two seeds give two different runs: something is drawn."""
+        """True if two seeds give two different runs: something is drawn."""
         drafts = self.speculation is not None and self.speculation.method != "none"
         hits = self.attention_speculation is not None and self.attention_speculation.hits == "drawn"
         return drafts or hits or self.faults is not None or self.workload.random
@@ -290,7 +290,7 @@ LOG_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".gz")
 
 
 def is_log(path: str | Path) -> bool:
-    """Whether a path is that of a request log or the name of a sample, rather than of a scenario."""
+    """True if a path names a request log or a sample rather than a scenario."""
     from traces.catalogue import sample_names
 
     file = Path(path)
@@ -395,7 +395,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def _wrong_branch(kind: str, value: Any) -> bool:
-    """Whether a complaint comes from the branch of a union that the value was not meant for."""
+    """True if a complaint comes from the branch of a union that the value was not meant for."""
     if isinstance(value, dict | list):
         return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
     return kind in ("model_type", "dict_type", "list_type", "none_required")

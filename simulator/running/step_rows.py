@@ -1,5 +1,4 @@
-"""The steps of a run: priced by bound and evidence, summed, and kept or not; and the kernels of one step of each
-kind."""
+"""The steps of a run: priced by bound and evidence, and summed."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class StepTotals:
     """
 
     peak_flops_per_s: FloatArray
-    """Of the replica, dense, in the dtype of its weight matrices."""
+    """Dense peak of the replica in the dtype of its weight matrices."""
     bandwidth_bytes_per_s: FloatArray
     steps: IntArray
     seconds: FloatArray
@@ -65,7 +64,7 @@ class StepTotals:
 
     @classmethod
     def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
-        """Of replicas with these peaks that have done nothing yet."""
+        """Totals of replicas with these peaks before their first step."""
         kinds = [np.int64 if field.name in COUNTS else np.float64 for field in fields(cls)[2:]]
         columns: list[Any] = [np.zeros(len(peak_flops_per_s), dtype=kind) for kind in kinds]
         totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), *columns)
@@ -115,7 +114,7 @@ class StepRows:
     build: Build
     looks: Sequence[Callable[[StepRecords], None]]
     keep: bool
-    """Whether the records stay."""
+    """True if the records stay."""
     parts: list[StepRecords] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
@@ -189,11 +188,11 @@ class SampledStep(NamedTuple):
     """One engine step in parts; seconds."""
 
     row: int
-    """Of the run's step records."""
+    """Row in the run's step records."""
     host_s: float
     draft_s: float
     kernels: tuple[Kernel, ...]
-    """Of every chip that shares the step."""
+    """Kernels of every chip that shares the step."""
 
 
 class StepDetail:

@@ -292,7 +292,7 @@ class Answer:
         return choice | {"delta" if streams else "message": message}
 
     def pieces(self, index: int) -> tuple[bytes, bytes, bytes]:
-        """What opens a choice's stream, and a chunk's bytes before and after its text (escaped as in JSON)."""
+        """The opening of a choice's stream, and a chunk's bytes before and after its text (escaped as in JSON)."""
         opening = self.chunk(self.choice(index, None)) if self.chat else b""
         before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
         return opening, before, after

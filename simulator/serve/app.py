@@ -43,8 +43,8 @@ DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 8 * 2**20
 """A million tokens of text take about half of it; parsing more at once would hold other streams up."""
 QUICK_BYTES, QUICK_TOKENS = 16_384, 8192
-"""Size of a body, and tokens of its prompts and answers, up to which it is read between two turns of the event loop;
-a larger one is read by a thread."""
+"""Size of a body, and its tokens, up to which it is read between two turns of the event loop. A larger one is read by a
+thread."""
 UNREAD_BYTES = 64 * 1024
 """Bytes that a client has not read, after which its tokens wait and are then sent together."""
 UNREAD_S = 60.0
@@ -52,7 +52,7 @@ UNREAD_S = 60.0
 REQUEST_S = 30.0
 """Seconds that a request may take to arrive in full."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Bytes of an address, of all headers, and of all else that is not a body (as uvicorn limits them under h11)."""
+"""Most bytes of an address, of all headers, and of all else but a body (as uvicorn limits them under h11)."""
 LINGER_S = 2.0
 """Seconds in which a client whose request is too large may read that it is."""
 PROBE_S = 1.0
@@ -68,11 +68,11 @@ class PendingAnswer:
     index: int
     prompt: Sequence[Token]
     number: int
-    """Of the answer's text."""
+    """Number of the answer's text."""
     wanted: int
     """Number of tokens to generate."""
     full: bool
-    """Whether it ends because it may not be longer."""
+    """True if it ends because it may not be longer."""
     limit: int | None
     """Tokens that the request allows."""
     schema: Any = None
@@ -87,9 +87,9 @@ class PendingAnswer:
     first_s: float = 0.0
     last_s: float | None = None
     ended: bool = False
-    """Whether the last token has been generated."""
+    """True if the last token has been generated."""
     closed: bool = False
-    """Whether the end of the answer has been sent."""
+    """True if the end of the answer has been sent."""
     opening: bytes = b""
     before: bytes = b""
     after: bytes = b""
@@ -153,12 +153,12 @@ class Exchange:
         self.slots: list[int] = []
         self.error: BadRequestError | None = None
         self.over = False
-        """Whether all choices have ended, or an error has."""
+        """True if all choices have ended, or an error has."""
         self.held: list[bytes] = []
         """Chunks that have not been sent."""
         self.send: Callable[[bytes], None] = self._hold
         self.late = False
-        """Whether tokens wait until the client has read what was sent."""
+        """True if tokens wait until the client has read what was sent."""
         self._connection: asyncio.WriteTransport | None = None
         self._ready_bytes = 0
         """Bytes of chunks that are ready but not yet sent."""
@@ -179,7 +179,7 @@ class Exchange:
         return chunk if self._connection is None else b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
     def keeps_up(self) -> bool:
-        """Whether the client reads what is sent; where it does not, its tokens wait."""
+        """True if the client reads what is sent; where it does not, its tokens wait."""
         if self._connection is not None:
             self.late |= self._connection.get_write_buffer_size() + self._ready_bytes > UNREAD_BYTES
         if self.late:
@@ -451,7 +451,7 @@ class Server:
             counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.limit, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
-        """The event of a choice's tokens that were not sent; the first brings a chat's opening along, as vLLM's does:
+        """The event of a choice's tokens that were not sent. The first brings a chat's opening along, as vLLM's does:
         clients take the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
         first, choice.sent = choice.sent, choice.tokens
         text = choice.text(first, choice.tokens - first)
@@ -594,13 +594,13 @@ async def _raw(request: Request) -> bytes:
 
 
 async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
-    """Whether ``one`` has happened once either has."""
+    """True if ``one`` has happened once either has."""
     await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
     return one.done()
 
 
 async def _drained(send: Send) -> bool:
-    """Whether the client reads again within ``UNREAD_S``; uvicorn sends an empty part once it does."""
+    """True if the client reads again within ``UNREAD_S``; uvicorn sends an empty part once it does."""
     try:
         await asyncio.wait_for(send(_part(b"")), UNREAD_S)
     except TimeoutError:

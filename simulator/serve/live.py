@@ -1,4 +1,4 @@
-"""A fleet whose requests nobody knows in advance: they are handed in while its time goes by, and tokens come out.
+"""A fleet with unknown future requests, which are handed in while its time goes by.
 
 The replicas, the router and the engine are those of any run; only the clock differs. Nothing here looks at
 a clock: ``Pace`` (``simulator.serve.pace``) does.
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
 
 
 class _Environment(Timeline):
-    """Simulated time in which a request may come in at any moment: no replica runs ahead over more than one step."""
+    """Simulated time in which a request may come in at any moment. No replica runs ahead over more than one step."""
 
     def peek(self) -> float:
         """The next event, or the next instant."""
@@ -252,8 +252,8 @@ class LiveFleet:
 
 
 def rehearse(build: Build) -> None:
-    """Serve made-up requests, so that the tables in which prices are looked up stand before anybody waits for a token:
-    making them on demand would hold streams up for up to a tenth of a second at a time.
+    """Serve made-up requests, so that price tables exist before anybody waits for a token. Making them on demand would
+    hold streams up for up to a tenth of a second at a time.
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)

@@ -203,7 +203,7 @@ def _number(value: Any) -> float:
 
 
 def _counts_something(key: Sample, value: float) -> bool:
-    """True if a sample's value may be a count or a sum of seconds, and its labels those of a bucket or position."""
+    """True if a sample may be a count or sum of seconds with the labels of a bucket or position."""
     labels = dict(key[1])
     bounded = not key[0].endswith("_bucket") or _number(labels.get("le")) >= 0
     placed = "position" not in labels or _number(labels["position"]) in range(MOST_POSITIONS)
@@ -249,8 +249,7 @@ def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
 
 
 def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tuple[int, float], ...]:
-    """Lengths spread evenly (in their logarithms) over a histogram's buckets, moved together so that their mean is the
-    one that is known."""
+    """Lengths spread evenly, in logarithms, over a histogram's buckets, then moved to the known mean."""
     below: dict[float, float] = {}
     for (sample, labels), value in grown.items():
         if sample == f"{name}_bucket":

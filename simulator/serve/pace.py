@@ -12,7 +12,7 @@ from simulator.serve.live import Delivery, LiveFleet
 TIMER_S = 2.2e-3
 """Event loops keep timers to a millisecond, and asyncio's rounds up twice: it is woken so much sooner."""
 NAP_S = 0.1e-3
-"""How long it then sleeps at once: between naps requests are taken."""
+"""Longest sleep at once: between naps requests are taken."""
 MOST_LEAD_S = 5e-3
 """Work on a step's tokens begins at most so much before they are due."""
 SLACK_S = 0.3e-3

@@ -138,7 +138,7 @@ class _Maker:
         return _merged(part, {key: value for key, value in schema.items() if key != "$ref"})
 
     def _check_exclusive(self, options: list[Any]) -> None:
-        """Refuse options of ``oneOf`` of which a value could fit two."""
+        """Refuse ``oneOf`` if a value could fit two of its options."""
         marks: list[tuple[Any, dict[str, Any]]] = []
         for option in map(self._resolved, options):
             own = {"": option, **{name: option["properties"].get(name) for name in option.get("required", ())}}

@@ -1,4 +1,4 @@
-"""Text as tokens of about the usual size, hashed block by block; and filler text of a given number of tokens.
+"""Text as tokens of about the usual size, hashed block by block, and filler text of a given length.
 
 No tokenizer of a model is loaded: a token is a word of up to eight letters (longer ones are cut), up to three digits,
 or a mark or two, which comes to about four characters of English prose a token. Counting goes from left to right, so
@@ -22,7 +22,7 @@ LINE = (
 WORDS = tuple(f" {word}" for word in LINE.split())
 """Words that are one token each under the pattern above and in nearly every tokenizer."""
 ENDS = (0, *accumulate(map(len, WORDS)))
-"""Where the first n words end."""
+"""Ends of the first n words."""
 
 Token = str | int
 

@@ -60,7 +60,7 @@ LATENCY_FLOOR = 0.001
 """Relative error of mean latencies due to the rebuilt traffic; mean lengths nearly determine them."""
 FACTOR_LIMITS = (0.1, 10.0)
 PROBE, CLOSE, DISTINCT = 0.3, 2e-3, 0.02
-"""Logarithms: of the first factor tried, of how exactly one is found, and of the distance at which two give a slope."""
+"""Logarithms of the first factor tried, of the accuracy of a factor, and of the least distance for a slope."""
 CAUSES = {
     "load": "the traffic is not what the scenario expects",
     "drafter": "draft tokens are accepted more or less often than the scenario says",
@@ -172,7 +172,7 @@ def twin(
     what_ifs: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> TwinResult:
-    """What an engine does beside what it should do.
+    """Figures of an engine beside those that it should have.
 
     Args:
         scenario: what it should be: model, hardware, engine, speculation, and the traffic that is expected.
@@ -227,7 +227,7 @@ def _require(seen: Observed) -> None:
 
 
 def _per_token(scenario: Scenario, seen: Observed) -> Observed:
-    """What was seen, with gaps between deliveries as the time per token only where each delivers one token."""
+    """Observed figures, with gaps between deliveries as the time per token only where each delivers one token."""
     if seen.tpot is not None or seen.itl is None:
         return seen
     if scenario.speculation is None or scenario.speculation.method == "none":
@@ -395,7 +395,7 @@ def _where(
 def what_if_rows(
     twin: Twin, fits: Mapping[str, Document], culprits: Sequence[str], seeds: Sequence[int]
 ) -> list[Document]:
-    """Changes on this traffic: what each does to the mean times per token and to the first one, paired by seed."""
+    """Effects of changes on this traffic: mean time per token and to the first token, paired by seed."""
     from scipy.special import stdtrit
 
     factors = {cause: fits[cause]["value"] for cause in culprits if cause in fits and fits[cause]["value"]}
@@ -431,7 +431,7 @@ def _what_ifs(scenario: Scenario) -> dict[str, Document]:
 
 
 class TwinResult(StudyResult):
-    """What an engine does beside what it should do."""
+    """Figures of an engine beside those that it should have."""
 
     kind = "twin"
 

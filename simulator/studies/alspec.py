@@ -20,7 +20,7 @@ from simulator.speculation.attention_level.overlap import SpeculativeAttention, 
 from simulator.timing import EngineTimer, ModelTimer, decode_work, keys_read
 
 WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
-"""Placeholder workload for scenarios of which only steps are priced."""
+"""Placeholder workload for scenarios whose steps alone are priced."""
 
 
 ATLAS_CHIPS = ("n150", "n150-v0.55", "n300", "p150", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm")
@@ -41,7 +41,7 @@ class DecodeStep(NamedTuple):
     tokens: float
     """Tokens that a sequence gains in the step, bonus token included."""
     fits: bool
-    """Whether the KV of the batch fits beside the weights."""
+    """True if the KV of the batch fits beside the weights."""
 
     @property
     def seconds_per_token(self) -> float:
@@ -83,8 +83,8 @@ class StepPricer:
     def steps_under(
         self, configs: Sequence[AttentionSpeculationConfig], cases: Sequence[tuple[int, int]]
     ) -> list[list[DecodeStep]]:
-        """``steps`` under other hit rates, lambda, S or costs of attention-level speculation, a list for each section:
-        nothing is built again, and all is priced in one call."""
+        """``steps`` under other settings of attention-level speculation, a list for each section. Nothing is built
+        again, and all is priced in one call."""
         timer = self._timer
         assert isinstance(timer, ModelTimer)
         assert isinstance(timer.target.overlap, SpeculativeAttention)
@@ -148,7 +148,7 @@ def lever_gains(
     contexts: Sequence[int],
     levers: Sequence[Mapping[str, Any]] = ({},),
 ) -> list[list[Gain]]:
-    """How much faster tokens come under ``speculative`` than under ``serial``, at each batch size and context.
+    """Speed-up of ``speculative`` over ``serial``, at each batch size and context.
 
     Args:
         serial: without attention-level speculation; the fastest of those whose KV fits counts, so that no gain is that

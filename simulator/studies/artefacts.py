@@ -93,9 +93,7 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
 
 
 def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -> str:
-    """``speculative_token_schedule`` by batch and context, as vLLM's pull request 48944 proposes it: entries of
-    [first batch, last batch, first context, last context, draft tokens].
-    """
+    """``speculative_token_schedule`` by batch and context, as vLLM's pull request 48944 proposes it."""
     if not table:
         raise ForerunError("emit: vllm-schedule: forerun tune finds the draft tokens by batch and context")
     lows = [min(cell[axis][0] for cell in table) for axis in ("batch", "context")]
@@ -214,7 +212,7 @@ def _query(scenario: Scenario, selector: str) -> str:
 
 
 def benchmark(name: str, scenario: Scenario) -> str:
-    """The command of a benchmark client with the scenario's rate and mean lengths; a comment says what the URL has to
+    """The command of a benchmark client with the scenario's rate and mean lengths. A comment says what the URL has to
     be where several replicas share the rate."""
     stream, arrivals = generate_requests(scenario.workload, 0), scenario.workload.arrivals
     rate = arrivals.request_rate if arrivals is not None else None
@@ -258,7 +256,7 @@ ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "aiperf": partial(benchmark, "aiperf"),
     "vllm-bench": partial(benchmark, "vllm-bench"),
 }
-"""What ``--emit`` writes of a scenario, by name; engines' flags by batch are ``forerun tune``'s own."""
+"""Artefacts that ``--emit`` writes of a scenario, by name; engines' flags by batch are ``forerun tune``'s own."""
 
 
 def _known(names: Mapping[str, str], value: str, field: str, consumer: str) -> str:

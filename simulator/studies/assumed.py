@@ -148,8 +148,8 @@ def _link(scenario: Scenario) -> list[AssumedParameter]:
 
 
 def _speculation(scenario: Scenario) -> list[AssumedParameter]:
-    """Acceptance and host costs of drafting; those that are none by default reach up to what EAGLE cost in vLLM before
-    its passes were captured."""
+    """Acceptance and host costs of drafting, as assumed parameters. Costs that are none by default reach up to EAGLE's
+    in vLLM before its passes were captured."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return []

@@ -20,7 +20,7 @@ from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""What vLLM calls the two sides of a KV transfer."""
+"""vLLM's names of the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
 """Methods of SGLang that are given the verified tokens alone, the last accepted one included: ``ngram_worker.py`` masks
@@ -28,8 +28,8 @@ so many tokens beside a cache of one less than the sequence; ``speculative_hook.
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
-    """One replica's command for each engine, the scenario's own first, and what it cannot say as a remark behind ``#``;
-    a line for each pool."""
+    """One replica's command for each engine, the scenario's own first, and what it cannot say as a remark behind ``#``.
+    A line for each pool."""
     framework = scenario.engine.framework
     if framework in LOCAL_FRAMEWORKS:
         return {"llama.cpp": _llama_command(scenario)}
@@ -120,7 +120,7 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
 
 
 def engine_name(engine: str, speculation: SpeculationConfig) -> EngineName | None:
-    """What an engine calls the method of a scenario; None where it has none."""
+    """An engine's name for the method of a scenario; None where it has none."""
     by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
     sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
     return emitted_name(engine, speculation.method, by_confidence, sequential)
@@ -162,7 +162,7 @@ def _llama_command(scenario: Scenario) -> str:
 
 
 def _layers(scenario: Scenario) -> dict[str, Any]:
-    """Which layers llama.cpp puts on cards, and how it divides them among unlike ones."""
+    """Layers that llama.cpp puts on cards, and their division among unlike ones."""
     layers = load_architecture(scenario.model).num_layers
     whole = [share for share in scenario.hardware.layers_on if share.part == "layers"]
     experts = [str(share.layers) for share in scenario.hardware.layers_on if share.part == "experts"]
@@ -236,6 +236,6 @@ def _line(words: Sequence[str], remarks: Sequence[str], scenario: Scenario) -> s
 
 
 def replicas_remark(scenario: Scenario) -> list[str]:
-    """What stands in front of several replicas."""
+    """Remark on the router in front of several replicas."""
     count = scenario.hardware.replicas
     return [] if count == 1 else [f"{count} copies behind a {scenario.engine.routing} router"]

@@ -30,7 +30,7 @@ ALWAYS_REPEATED = ("seed", "replications")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a parameter of a study is written on the command line."""
+    """Command-line form of a study's parameter."""
 
     help: str
     metavar: str | None = None
@@ -43,9 +43,9 @@ class Option:
     unset: Callable[[Any], Any] | None = None
     """The value from the scenario's path where the option is not given; default: the parameter's default."""
     repeated: bool = True
-    """Whether the command that repeats the study carries it; False for what its study file contains."""
+    """True if the command that repeats the study carries it; False for what its study file contains."""
     resolved: bool = False
-    """Whether the document of the result has the value that was used, under the parameter's name."""
+    """True if the document of the result has the value that was used, under the parameter's name."""
 
     def flag_of(self, name: str, default: Any) -> str:
         """The option as it is typed, of the parameter ``name``."""
@@ -69,15 +69,15 @@ class Mode(NamedTuple):
     """Arguments that leave other options without an effect: those are refused."""
 
     words: str
-    """What chooses it, such as ``with --replay``."""
+    """Option that chooses it, such as ``with --replay``."""
     applies: Callable[[Mapping[str, Any]], bool]
-    """Whether it does, by the arguments of the call."""
+    """True if it does, by the arguments of the call."""
     unused: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class StudyCommand:
-    """What a command needs to know of a study beside its signature."""
+    """Facts that a command needs of a study beside its signature."""
 
     name: str
     function: Callable[..., Any]
@@ -86,18 +86,18 @@ class StudyCommand:
     progress: str = ""
     examples: str = ""
     files: str = ""
-    """What ``--out`` writes beside the report."""
+    """Files that ``--out`` writes beside the report."""
     modes: tuple[Mode, ...] = ()
     switch: str = ""
     """Option that helps to choose this study where its command has several; it is none of its parameters."""
     switch_help: str = ""
     """Help of that option where it is a parameter of no study."""
     chosen: Callable[[Mapping[str, Any], Any], bool] | None = None
-    """Whether the options and the study file choose it, for one of several studies of a command."""
+    """True if the options and the study file choose it, for one of several studies of a command."""
     words: str = ""
-    """What chooses it, for the refusal of options that it does not have."""
+    """Option that chooses it, for the refusal of options that it lacks."""
     help: str = ""
-    """What the command does; default: the first line of the function's description."""
+    """Purpose of the command; default: the first line of the function's description."""
     finish: Callable[[Any], int] = lambda _: 0
     """Exit code of a result, once it is printed."""
     call: Callable[..., Any] = lambda: None

@@ -45,7 +45,7 @@ def checked_metric(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Ratio(DocumentPart):
-    """How many times better a variant is than the baseline; above 1 is better whatever the metric."""
+    """Speedup of a variant over the baseline; above 1 is better whatever the metric."""
 
     ratio: float
     low: float | None
@@ -69,7 +69,7 @@ class Ratio(DocumentPart):
 
     @property
     def undecided(self) -> bool:
-        """Whether ratio and probability point to different sides: the model's error turns what is predicted over."""
+        """True if ratio and probability point to different sides: the model's error turns what is predicted over."""
         return self.probability is not None and (self.ratio - 1.0) * (self.probability - 0.5) < 0.0
 
 

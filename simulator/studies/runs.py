@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 
 Need = Literal["summary", "document"]
-"""What a study reads of a run: its summary, or all of it."""
+"""Part of a run that a study reads: its summary, or all of it."""
 NEEDS = get_args(Need)
 
 
@@ -29,9 +29,9 @@ class SeededRun(NamedTuple):
     seed: int
     factors: tuple[tuple[str, float], ...] = ()
     intervals: bool = False
-    """Whether the run also estimates the error of its model."""
+    """True if the run also estimates the error of its model."""
     need: Need = "document"
-    """What is read of its document. Runs that differ in this alone count as the same."""
+    """Part of its document that is read. Runs that differ in this alone count as the same."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class SeededRun(NamedTuple):
 
 
 def needed_for(metric: str) -> Need:
-    """What a study that compares runs by one metric needs of them."""
+    """Part of the runs that a comparison by one metric needs."""
     return "document" if metric in COSTS else "summary"
 
 

@@ -50,7 +50,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """True if only whole numbers are meant."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -77,7 +77,7 @@ class StudyFile:
     vary: Mapping[str, Values]
     variants: tuple[Variant, ...]
     folder: Path | None = None
-    """Where relative file names in settings are looked up first."""
+    """Folder in which relative file names in settings are looked up first."""
     metric: str | None = None
     """Metric by which ``compare`` ranks variants; None where the file sets none."""
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""How one kernel is timed: repeats on a CPU or on a GPU, with operands in the cache or fetched from memory."""
+"""Timing of one kernel: repeats on a CPU or GPU, with operands in the cache or in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def timing_of(samples: FloatArray) -> Timing:
 
 
 def involuntary_switches() -> int:
-    """How often the system took a core away from this process so far; 0 where the system does not tell."""
+    """Number of times the system took a core away from this process; 0 where it does not say."""
     try:
         import resource
     except ImportError:
@@ -191,5 +191,5 @@ class MetalClock(CudaClock):
 
 
 def on_rocm(torch: Any) -> bool:
-    """Whether torch's CUDA devices are AMD's."""
+    """True if torch's CUDA devices are AMD's."""
     return bool(getattr(torch.version, "hip", None))

@@ -19,7 +19,7 @@ from simulator.replay.measure.operations import Call, make_call
 from simulator.replay.measure.shapes import DTYPES, KernelShape
 
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "mps": "mps"}
-"""What can be timed, by torch's name of the device: ROCm's are CUDA devices to it."""
+"""Devices that can be timed, by torch's name: ROCm's are CUDA devices to it."""
 FALLBACK_CACHE_BYTES = 32 << 20
 """Last cache of a CPU whose system does not tell."""
 PROBE_S = 0.3
@@ -79,7 +79,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _sysctl_brand() -> str:
-    """What macOS calls its processor, such as Apple M3 Max; empty on other systems."""
+    """Name of the processor on macOS, such as Apple M3 Max; empty on other systems."""
     try:
         words = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -88,7 +88,7 @@ def _sysctl_brand() -> str:
 
 
 def device_name(torch: Any, device: str) -> str:
-    """What the device calls itself; Metal's GPU is part of the processor."""
+    """Name of the device; Metal's GPU is part of the processor."""
     return str(torch.cuda.get_device_name(0)) if DEVICES[device] == "cuda" else cpu_name()
 
 

@@ -168,7 +168,7 @@ def _warm_up(torch: Any, device: str) -> None:
 
 
 def measurement_document(measurement: Measurement) -> dict[str, Any]:
-    """What ``forerun measure --json`` writes."""
+    """The JSON of ``forerun measure``."""
     counts = Counter(shape.family for shape, _ in measurement.rows)
     limits = measurement.limits
     return {

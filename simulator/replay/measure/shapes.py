@@ -1,4 +1,4 @@
-"""Which kernels are timed: language-model shapes per family, small enough for the machine that times them."""
+"""Kernels that are timed: language-model shapes per family, small enough for the machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "attention_verify", "norm", "memcpy")
-"""What ``forerun measure`` can time. ``attention_verify`` gives ``attention_decode`` rows with ``q_len`` above 1;
-``norm`` and ``memcpy`` give ``elementwise`` rows."""
+"""Families that ``forerun measure`` can time. ``attention_verify`` gives ``attention_decode`` rows with ``q_len`` above
+1; ``norm`` and ``memcpy`` give ``elementwise`` rows."""
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Formats that can be timed, with their bytes."""
 
@@ -33,7 +33,7 @@ class KernelShape(NamedTuple):
     """Operation of the canonical trace."""
     dtype: str
     warm: bool
-    """Whether the same operands are read again and again, or come from memory each time."""
+    """True if the same operands are read again and again, or come from memory each time."""
     sizes: Mapping[str, int]
 
     @property

@@ -1,4 +1,4 @@
-"""What a run says in a sentence: whether it keeps up with its arrivals, what limits it, and what that rests on."""
+"""A run's conclusion in a sentence: whether it keeps up, what limits it, and its evidence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
 LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 3.0
-"""Growth from the second to the fourth quarter of a run from which open work counts as growing without end: requests,
-share of what arrives in that time, and standard deviations of the number of requests that run."""
+"""Growth between quarters from which open work counts as growing without end. From the second to the fourth quarter of
+a run: requests, share of the arrivals in that time, and standard deviations of the number of running requests."""
 EVIDENCE_WORDS = {
     "calibrated": "kernel times measured on this chip",
     "datasheet": "the chip's datasheet alone: no kernel of it was measured",
@@ -26,8 +26,7 @@ EVIDENCE_WORDS = {
 
 
 def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str, Any]:
-    """Requests or conversations per second of the scenario, those of this run's arrivals, and whether the engine keeps
-    up with them.
+    """Rates of the scenario and of this run's arrivals, and whether the engine keeps up with them.
 
     The last is None in closed loops and bursts, and where a quarter of the arrivals takes less than the latency of the
     first requests, or all of them less than the first conversations. When conversations arrived is not recorded: it

@@ -52,7 +52,7 @@ class StagedFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = folder
-        """Where files are staged under their own names, once entered."""
+        """Folder in which files are staged under their own names."""
         self._names: list[str] = []
         self._held = ExitStack()
 
@@ -90,7 +90,7 @@ class StagedFiles:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name ``path`` in an error that names no file, or one that is only staged: a full disk does not say for what."""
+    """Name ``path`` in an error that names no file, or only a staged one."""
     try:
         yield
     except OSError as error:
@@ -153,7 +153,7 @@ def _lock(folder: int | None) -> bool | None:
 
 
 def _to_disk(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk; where it cannot, it does so later."""
+    """Flush a file, or the names in a folder, to the disk."""
     with suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -53,7 +53,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
 
 
 def _keeps_up(documents: Sequence[dict[str, Any]]) -> bool | None:
-    """Whether most of the runs do; None where all requests arrive at once."""
+    """True if most of the runs do; None where all requests arrive at once."""
     known = [document["load"]["keeps_up"] for document in documents if document["load"]["keeps_up"] is not None]
     return sum(known) * 2 > len(known) if known else None
 

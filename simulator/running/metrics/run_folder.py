@@ -36,7 +36,7 @@ REQUESTS_FILE = "requests.parquet"
 STEPS_FILE = "steps.parquet"
 TIMELINE_FILE = "trace.json"
 OWN_TIMES = ("cpu_s", "wall_s")
-"""What of ``engine`` another run of the same scenario and seed need not share."""
+"""Parts of ``engine`` that differ between runs of the same scenario and seed."""
 RUN_KEY = b"forerun.run"
 """Metadata key of the Parquet tables under which the name of their run is stored."""
 REQUEST_COLUMNS = (

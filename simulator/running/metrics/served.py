@@ -1,4 +1,4 @@
-"""How measured runs of one evidence class came out against predictions: ends of a factor by figure, and words for it.
+"""Errors of measured runs of one evidence class: ends of a factor by figure, and words for it.
 
 Runs are divided into classes that a user can see. Each part of a class (a mixture, an older release) has a factor on
 the ends (``served.yaml``): what must be added to the band of kernels, host work and chance so that nine of ten
@@ -29,7 +29,7 @@ from simulator.timing.releases import build_age
 ALL = "all"
 """Name of the factor that the ends of every run have, and of the class that holds all measured runs."""
 SERVED = "served"
-"""How the name of the axis begins that stands for measured runs."""
+"""Prefix of the axis that stands for measured runs."""
 KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
 """Kind of figure by the end of its name."""
 PART_WORDS = {
@@ -49,13 +49,13 @@ PART_WORDS = {
 }
 """Parts of a class in words."""
 BEST_KNOWN = ("dense", "fitted", "below", "measured")
-"""Parts of the class of which most is known: each other part moves the ends outward."""
+"""Parts of the best-known class; each other part moves the ends outward."""
 ALSO = {
     "hybrid mixture": ("mixture", "hybrid"),
     "newer": ("unknown", "newer"),
     "young model": ("unknown", "young model"),
 }
-"""Parts that count as several: a class is at least as wide as those that contain it, however few runs it has itself."""
+"""Parts that count as several: a class is at least as wide as the classes that contain it."""
 ENDS_OF = {"throughput": "e2el"}
 """Kind whose ends a kind takes: in a closed loop throughput is the concurrency over E2E latency (Little's law)."""
 CROWD = 256
@@ -77,7 +77,7 @@ class Stratum(NamedTuple):
     layers: str
     """``dense``, ``mixture`` (of experts), ``hybrid`` (linear or sparse attention) or ``hybrid mixture``."""
     build: str
-    """How the fits know the engine's release (``simulator.timing.releases.BuildAge``)."""
+    """Relation of the fits to the engine's release (``simulator.timing.releases.BuildAge``)."""
     load: str
     """``below`` or ``near`` capacity."""
     chip: str
@@ -112,7 +112,7 @@ def _stands_for(chip: Chip) -> Chip:
 
 
 def near_capacity(scenario: Scenario, build: Build, requests: RequestRecords) -> bool:
-    """Whether requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
+    """True if requests wait for one another: more at once than places or ``CROWD``, or than the KV cache holds."""
     ended = np.where(np.isfinite(requests.finished_s), requests.finished_s, requests.arrival_s)
     ended.sort()
     fewer = np.searchsorted(ended, np.sort(requests.arrival_s), side="right")
@@ -132,7 +132,7 @@ def layer_class(architecture: Architecture) -> str:
 
 
 class ServedAs(NamedTuple):
-    """How measured runs of a class came out."""
+    """Errors of the measured runs of a class."""
 
     factors: dict[str, Factors]
     """By kind of figure."""
@@ -140,7 +140,7 @@ class ServedAs(NamedTuple):
 
 
 def served_as(stratum: Stratum) -> ServedAs:
-    """How measured runs like those of a class came out."""
+    """Errors of measured runs like those of a class."""
     known: dict[str, Any] = packaged("simulator.running.metrics", "served.yaml")
     factors = {kind: factors_of(stratum, known["ends"][ENDS_OF.get(kind, kind)]) for kind in KINDS}
     return ServedAs(factors, served_words(stratum.wider, known["half"]))
@@ -180,7 +180,7 @@ def _class_words(name: str) -> str:
 
 
 def is_served(axis: Axis) -> bool:
-    """Whether an axis of a model's error stands for measured runs."""
+    """True if an axis of a model's error stands for measured runs."""
     return axis["name"].startswith(SERVED)
 
 
@@ -190,7 +190,7 @@ def without_served(error: ModelError) -> ModelError:
 
 
 def widely_served(error: ModelError) -> bool:
-    """Whether the band of measured runs reaches further than a factor ``WIDE`` in the mean TTFT."""
+    """True if the band of measured runs reaches further than a factor ``WIDE`` in the mean TTFT."""
     ends = (axis["response"].get("mean_ttft_ms", [0.0]) for axis in error["axes"] if is_served(axis))
     return any(max(map(abs, one)) > log(WIDE) for one in ends)
 
@@ -201,7 +201,7 @@ def figure_kind(metric: str) -> str | None:
 
 
 def serves_arrivals(scenario: Scenario, stratum: Stratum) -> bool:
-    """Whether throughput is that of the arrivals, however fast the engine is: an open loop below capacity."""
+    """True if throughput is that of the arrivals, however fast the engine is: an open loop below capacity."""
     arrivals = scenario.workload.arrivals
     return stratum.load == "below" and (arrivals is None or arrivals.max_concurrency is None)
 

@@ -19,8 +19,8 @@ T_QUANTILES = {
     0.95: (12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934, 2.5705818356363146,
           2.4469118511449786, 2.364624251592784, 2.306004135204166, 2.262157162798205),
 }  # fmt: skip
-"""Quantiles of Student's t by level and degrees of freedom from 1, as ``scipy.special.stdtrit`` gives them: importing
-it takes longer than three runs of a comparison."""
+"""Quantiles of Student's t by level and degrees of freedom, from ``scipy.special.stdtrit``. Importing scipy takes
+longer than three runs of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class WeightedSample:
 
     @property
     def counts(self) -> IntArray:
-        """How often each value occurs."""
+        """Count the occurrences of each value."""
         counts = self.cumulative.copy()
         counts[1:] -= self.cumulative[:-1]
         return counts

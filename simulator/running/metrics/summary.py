@@ -20,7 +20,7 @@ MS_PER_S = 1e3
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 """Latencies of vLLM's serving benchmark: time to first token, time per output token, inter-token, end to end."""
 REQUEST_LATENCIES = tuple(name for name in LATENCIES if name != "itl")
-"""Those of which a request has one value."""
+"""Latencies with one value per request."""
 
 PERCENTILES = (50, 90, 95, 99)
 """Percentiles that every summary reports."""
@@ -190,7 +190,7 @@ def most_refused(statistic: str) -> float:
 
 
 def good_requests(limits: tuple[Limit, ...], requests: RequestRecords) -> BoolArray | None:
-    """Which requests completed within every limit that applies to a single request; None without such limits.
+    """Requests completed within every limit that applies to a single request; None without such limits.
 
     A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of
     that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as

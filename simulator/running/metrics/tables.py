@@ -150,7 +150,7 @@ def tasks_table(tasks: Mapping[str, Any]) -> Table:
 
 
 def engine_table(document: Document) -> Table:
-    """What limits the engine, KV use, utilisation, energy, cost, and how long the simulation took."""
+    """Bottleneck, KV use, utilisation, energy, cost and simulation time of the engine."""
     kv, use, engine = document["kv_cache"], document["utilisation"], document["engine"]
     pages = f", {kv['page_tokens']} at a time" if kv.get("page_tokens") else ""
     blocks = f"{number(kv['num_blocks'])} x {kv['block_size']} tokens{pages}{' (measured)' if kv['overridden'] else ''}"
@@ -205,7 +205,7 @@ def pool_table(document: Document) -> Table:
 
 
 def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
-    """What holds the memory of one chip, in one row; none where it is weights, KV and activations alone."""
+    """Memory of one chip by content, in one row; none where it is weights, KV and activations alone."""
     if not split:
         return []
     words = {"draft_weights": "drafter", "kv": "KV"}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def task_section(stream: RequestStream, requests: RequestRecords) -> dict[str, Any]:
-    """Number and seconds of the tasks of a stream in which requests wait for others, from first arrival to last end,
-    without those of which a request failed.
+    """Number and seconds of the tasks in a stream whose requests wait for one another. From first arrival to last end;
+    tasks with a failed request do not count.
 
     ``tool_calls``, where some are guessed: how many, how many of them right, and the seconds of tools that turns hid
     and that wrong guesses ran in vain.

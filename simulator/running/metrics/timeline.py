@@ -68,7 +68,7 @@ def write_timeline(
 def thinning_remarks(
     steps: int, requests: int, max_slices: int = MAX_SLICES, max_requests: int = MAX_REQUESTS
 ) -> list[str]:
-    """What a trace of so many steps and requests leaves out, in words."""
+    """Remarks on the steps and requests that a trace leaves out."""
     remarks = []
     if steps > max_slices:
         group = ceil(steps / max_slices)
@@ -105,8 +105,8 @@ def span_events(spans: Iterable[Span]) -> Iterator[Event]:
 
 
 def step_events(steps: StepRecords, replica: int, group: int) -> Iterator[Event]:
-    """Slices of ``group`` steps of a replica (sums, and the largest batch, queue and KV use), with counters at their
-    starts; steps that overlap (pipeline parallelism) go on separate tracks."""
+    """Slices of ``group`` steps of a replica, with counters at their starts. Sums, and the largest batch, queue and KV
+    use; steps that overlap (pipeline parallelism) have separate tracks."""
     rows = np.flatnonzero(steps.replica == replica)
     rows = rows[np.argsort(steps.start_s[rows], kind="stable")]
     firsts = np.arange(0, len(rows), group)

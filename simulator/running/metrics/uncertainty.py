@@ -1,4 +1,4 @@
-"""How far off the figures of a run may be: the model's own error, carried from kernels and host to latencies.
+"""The model's own error in the figures of a run, carried from kernels and host to latencies.
 
 Every step of an engine is a sum of kernels and host work, each known to within an interval of its own. A few hundred
 draws move all of them at once: kernels of one family and format err partly alike, families err independently. What a
@@ -57,14 +57,13 @@ from simulator.workload import RequestStream, generate_requests
 
 LEVEL = 0.90
 Z90, Z50 = 1.6448536269514722, 0.6744897501960817
-"""Standard deviations from the median to either end of a 90 % and of a 50 % interval of a normal distribution."""
+"""Standard deviations from the median to either end of a normal distribution's 90 % and 50 % intervals."""
 DRAWS = 512
 """Number of random draws over all error sources together; draws need no further runs."""
 LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 10, 10_000
-"""Requests that are served again for every direction: all of a short run, a tenth of a long one, and no more of a very
-long one (a tenth instead of a sixth moves the ends of TPOT and throughput by at most 2 % in twelve runs of 10,000 to
-100,000 requests, those of TTFT by 3 %, near capacity by up to 20 %; beyond what can be served they grow with the
-requests)."""
+"""Requests that are served again for every direction: a share of the run, within bounds. A tenth instead of a sixth
+moves the ends of TPOT and throughput by at most 2 % in twelve runs of 10,000 to 100,000 requests, those of TTFT by 3 %,
+near capacity by up to 20 %."""
 LEAST_AT_ONCE = 16
 """Requests taken to run at once where arrivals are open."""
 ALIKE = 0.25
@@ -80,7 +79,7 @@ BATCHES = 10
 KINDS = ("prompts", "decode")
 """Steps with prompt chunks, and the others."""
 FITTED_HOST_ENDS = (0.8, 1.25)
-"""Host costs per step were fitted to within some 5 % of E2E latencies of which they are a fifth (frameworks.yaml)."""
+"""90 % ends of host costs per step, fitted to within some 5 % of E2E latencies (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
 DRAFTING_ENDS = (0.8, 1.25)
 API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
@@ -88,11 +87,10 @@ API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
 on one table of guidellm at concurrency 1, where this work is a quarter of it."""
 ACCEPTANCE = "acceptance"
 ACCEPTANCE_ENDS = (0.9, 1.1)
-"""90 % ends of conditional acceptance rates taken from other traffic: published curves of one drafter differ by some
-10 % between tasks."""
+"""90 % ends of acceptance rates from other traffic: curves of one drafter differ by some 10 % between tasks."""
 PHASE = "phase"
-"""Axis of a closed loop that stays in step: whether its prompts queue behind one another or are mixed among decode
-steps follows from moments of a millisecond. Its cycle is the same; how that divides into TTFT and TPOT is not known."""
+"""Axis of a closed loop in lock step, whose order of prompts depends on milliseconds. Its cycle is the same; how that
+divides into TTFT and TPOT is not known."""
 
 
 Figures = Callable[[Served], Mapping[str, Any]]
@@ -109,12 +107,12 @@ class Rerun(NamedTuple):
 
 
 class OwnErrors(NamedTuple):
-    """What a run itself tells about its error."""
+    """Facts of a run about its own error."""
 
     sampling: dict[str, float]
     stratum: Stratum
     least_ms: dict[str, float]
-    """TTFT and TPOT of the requests that waited least for others, with as many tokens of a step as the mean request."""
+    """TTFT and TPOT of the requests that waited least, scaled to the mean request's tokens."""
 
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
@@ -125,7 +123,7 @@ def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
 
 
 def _least_tpot_ms(requests: RequestRecords) -> float:
-    """TPOT of the request whose steps were the shortest, had as many of its draft tokens been accepted as of others."""
+    """TPOT of the request with the shortest steps, at the mean acceptance."""
     tpot_ms = request_latency_ms(requests, "tpot")
     if not requests.accepted_tokens.any():
         return float(np.nanmin(tpot_ms, initial=np.inf))
@@ -144,7 +142,7 @@ def model_error(
     figures: Figures = summarise,
     sources: list[ErrorSource] | None = None,
 ) -> ModelError:
-    """How far off the figures of a finished run may be; ``sources`` as ``step_sources`` tells them, if known."""
+    """Error of the model in the figures of a finished run; ``sources`` as ``step_sources`` tells them, if known."""
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
@@ -190,8 +188,8 @@ def model_error(
 
 
 def requests_again(build: Build, stream: RequestStream) -> int:
-    """Requests that are served again for every direction: where every step is decided or priced in Python, a tenth of
-    a short run too, but twice what runs at once, so that the load stays."""
+    """Requests that are served again for every direction. Where every step is decided or priced in Python, a tenth of a
+    short run too, but twice the running requests, so that the load stays."""
     share = len(stream) // SHARE
     if any(pool.interpreted or pool.hits is not None or pool.rule is not None for pool in build.pools):
         return min(max(2 * (stream.max_concurrency or LEAST_AT_ONCE), share), MOST_REQUESTS)
@@ -255,7 +253,7 @@ def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, An
 
 
 def step_sources(build: Build, log: RunLog) -> list[ErrorSource]:
-    """What the steps of a run are made of, by kernel family, format and chip, with the interval of each."""
+    """Sources of a run's step time by kernel family, format and chip, each with its interval."""
     steps, timer = log.steps, build.main.timer
     if not isinstance(timer, ModelTimer):
         return []
@@ -296,7 +294,7 @@ def _split_by_source(
 
 
 def measured_as(chip: Chip) -> str:
-    """Name for the hardware whose kernels stand for those of ``chip``: equal for chips of equal limits, and for a chip
+    """Name for the hardware whose kernels stand for those of ``chip``. Equal for chips of equal limits, and for a chip
     and one that is ``like`` it without fits of its own."""
     while not chip.kernels and chip.like is not None:
         chip = load_chip(chip.like)
@@ -331,7 +329,7 @@ def _evenly_in_time(rows: IntArray, seconds: FloatArray) -> IntArray:
 
 @lru_cache(maxsize=1024)
 def standard_draws(name: str) -> FloatArray:
-    """Standard normal draws of a source: those of one name are the same in every run, so that variants share them."""
+    """Standard normal draws of a source, the same in every run, so that variants share them."""
     half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
     draws = np.concatenate((half, -half))
     draws.flags.writeable = False
@@ -460,7 +458,7 @@ def decoding_share(summary: Mapping[str, Any], statistic: str) -> float:
 
 
 def as_tpot_moves(decoding: float, factor: float) -> float:
-    """Factor on E2E latency of which the share ``decoding`` moves by a factor.
+    """Factor on E2E latency if a factor moves its share ``decoding``.
 
     >>> as_tpot_moves(0.5, 3.0)
     2.0
@@ -471,8 +469,8 @@ def as_tpot_moves(decoding: float, factor: float) -> float:
 def interval_factors(
     summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Ends of the 90 % interval over its figure: error of kernels and host, chance, measured runs, whose ends were
-    fitted for this sum (``validation.bands``)."""
+    """Ends of the 90 % interval over its figure: kernels and host, chance, and measured runs. The ends of measured runs
+    were fitted for this sum (``validation.bands``)."""
     steps, factors = step_draws(error["sources"]), dict[str, tuple[float, float]]()
     composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
     for key, value in summary.items():
@@ -561,8 +559,8 @@ def interval_section(
 
 
 def sampling_errors(result: Served) -> dict[str, float]:
-    """Standard error of the figures of one run in logarithms: latencies from stretches of its requests in order of
-    arrival, rates from where a clock starts and stops. ITL takes that of TPOT.
+    """Standard error of the figures of one run, in logarithms. Of latencies from stretches of its requests in order of
+    arrival, of rates from the start and end of the clock. ITL takes that of TPOT.
 
     Source: method of batch means; A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 9.5.3.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulator.serving.records import KvCacheReport, ReplicaUse, RequestRecords
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
-"""What can bound a busy engine; ``idle`` is the time without work."""
+"""Bounds of a busy engine; ``idle`` is the time without work."""
 
 KV_FACTS = (
     *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes", "capacity_bytes", "overridden"),
@@ -153,7 +153,7 @@ def _ratio(part: float | None, whole: float) -> float | None:
 
 
 def split_section(split: Mapping[str, float]) -> dict[str, Any]:
-    """What holds the memory of one chip, of models that keep more than KV: recurrent state, or keys of an index."""
+    """Memory of one chip by content, for models that keep more than KV: recurrent state, keys of an index."""
     return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
 
 

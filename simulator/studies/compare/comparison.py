@@ -99,8 +99,7 @@ def variants_of(study: StudyFile) -> list[Variant]:
 
 
 def bases_of(variants: Sequence[Variant]) -> dict[str, str]:
-    """The variant that each is compared with: the first at its load where loads vary beside other fields, else the
-    first of all."""
+    """Baseline of each variant: the first at its load if loads vary beside other fields, else the first."""
     loads = {}
     for variant in variants:
         path = load_path(variant.scenario)
@@ -203,8 +202,7 @@ def compare_variants(
 
 
 def headline_metric(variant: Variant) -> str:
-    """What a comparison without an SLO is judged by: throughput where the load adapts to the engine, else end-to-end
-    latency."""
+    """Deciding metric without an SLO: throughput if the load adapts to the engine, else end-to-end latency."""
     arrivals = variant.scenario.workload.arrivals
     adaptive = arrivals is not None and arrivals.process in ("burst", "closed-loop")
     return "output_throughput" if adaptive else "mean_e2el_ms"
@@ -255,9 +253,8 @@ def chosen_variants(
 def _base_documents(
     variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool, interval: bool
 ) -> tuple[dict[str, list[Json]], list[str]]:
-    """The runs of every variant on the seeds that all of them finished, and notes on those that they did not; the first
-    of each also looks for its model's error, where that is requested.
-    """
+    """Runs of every variant on the seeds that all of them finished, and notes on dropped seeds. The first run of each
+    also computes its model's error, if requested."""
     documents: dict[str, list[Json]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds, "document") for variant in variants}
     for variant in variants if interval else ():

@@ -1,4 +1,4 @@
-"""Where a variant starts or stops to pay as the load grows: the speedup over a grid of loads, and where it passes 1."""
+"""Crossovers: the speedup over a grid of loads, and the loads at which it passes 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIDE_RUNS = 3
 """Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
 RANGE_POINTS = 7
 REFINEMENTS = 4
-"""How often the interval around a crossing is halved."""
+"""Halvings of the interval around a crossing."""
 MATERIAL = 1e-3
 """Differences below a tenth of a percent do not make a variant better or worse."""
 
@@ -200,8 +200,7 @@ def load_curves(
 
 
 def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
-    """The scenario at one value of the load path; unchanged at its own, or if it lacks the optional section that the
-    field is in."""
+    """The scenario at one value of the load path; unchanged if it lacks the section of that field."""
     if lacks_section(scenario, path) or (path == RATE_SCALE and value == scenario_load(scenario, path)):
         return scenario
     load = value
@@ -219,7 +218,7 @@ def lacks_section(scenario: Scenario, path: str) -> bool:
 
 
 def crossings_of(variant: str, points: Sequence[CurvePoint], served: ServedLoads | None = None) -> tuple[Crossing, ...]:
-    """Where the speedup passes 1 between two loads at which it is surely on either side, by interpolation.
+    """Loads at which the speedup passes 1 between two verdicts, by interpolation.
 
     At a load that one of the two cannot serve in the long run, the other is surely better, whatever a run measures.
     The ends of the interval are where the ends of the speedup's own intervals pass 1.
@@ -294,7 +293,7 @@ class _SteadyRuns:
         return tried
 
     def served(self, pair: Sequence[Variant], points: Sequence[CurvePoint], value: float) -> bool:
-        """True if one of a pair keeps up with the highest load tried up to ``value``, as far as a run can tell."""
+        """True if one of a pair keeps up with the highest load tried up to ``value``."""
         tried = [point.value for point in points if point.value <= value]
         return not tried or self._keeps_up(pair, tried[-1])
 

@@ -250,7 +250,7 @@ def _crossover_words(data: CompareDocument, best: str) -> str:
 
 
 def _everywhere_words(data: CompareDocument, best: str) -> str:
-    """Clause on a variant that pays at every load tried that can be served; empty if it does not, or none was tried."""
+    """Clause on a variant that pays at every load tried that can be served. Empty if it does not, or none was tried."""
     pair = [data.most(name) for name in (best, data.baseline)]
     if data.load_curves is None or data.served_load is None or None in pair:
         return ""

@@ -1,4 +1,4 @@
-"""How an answer moves when each assumed parameter moves within its range: the data of a tornado."""
+"""Sensitivity of an answer to each assumed parameter over its range: the data of a tornado."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def swings(
 def _moved(
     variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int], need: Need
 ) -> list[SeededRun]:
-    """The runs of a variant with a parameter at ``value``; as they were where it does not rest on that parameter."""
+    """Runs of a variant with a parameter at ``value``; unchanged if it does not rest on that parameter."""
     if parameter is None:
         return with_seeds(variant.scenario, seeds, need)
     scenario, factors = parameter.applied(variant.scenario, value)

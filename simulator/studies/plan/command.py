@@ -119,7 +119,7 @@ def plan(
     jobs: Jobs = None,
     progress: ProgressCall | None = None,
 ) -> "PlanResult":
-    """The fewest chips or the cheapest layout that holds an SLO at a load, or the highest load of each layout.
+    """Find the fewest chips or the cheapest layout for an SLO at a load, or each layout's highest load.
 
     Args:
         scenario: a scenario or study, the file of either, or a log of requests by itself (see ``study_of_log``).

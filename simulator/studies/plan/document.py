@@ -118,7 +118,7 @@ def _study_text(scenario: Json, study: StudyFile) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence(DocumentPart):
-    """How sure the verdict on a layout is."""
+    """Certainty of the verdict on a layout."""
 
     method: str
     runs: int
@@ -566,7 +566,7 @@ def plan_sentence(plan: Plan) -> str:
 
 
 def _sure_words(best: Candidate) -> str:
-    """How sure the winner is: over its runs, and with the model's error counted."""
+    """Certainty of the winner: over its runs, and with the model's error counted."""
     verdict, words = best.verdict, []
     if verdict is not None and verdict.runs > 1:
         words.append(f"it meets the SLO in {verdict.share:.0%} of {verdict.runs} runs")

@@ -45,7 +45,7 @@ GIVEN = "given with the plan"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to run the scenario, of which a plan rents any number of replicas."""
+    """One way to run the scenario; a plan rents any number of its replicas."""
 
     settings: Settings
     scenario: Scenario
@@ -61,13 +61,13 @@ class Layout:
     prices: Mapping[str, ChipPrice] = field(default_factory=dict)
     """Price of each of its chips, by name."""
     scalable: bool = True
-    """Whether ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
+    """True if ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
     spare: int = 0
     """Replicas rented beyond those that hold the objective, so that as many may fail."""
 
     @property
     def board_w(self) -> float:
-        """What the boards of one replica may draw together, watts: their power limit, else their TDP."""
+        """Watts that the boards of one replica may draw together: their power limit, else their TDP."""
         total = 0.0
         for pool, hardware in _parts(self.scenario):
             limit = hardware.power_limit_w

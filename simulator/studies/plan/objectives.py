@@ -129,7 +129,7 @@ def reached(objective: Objective, result: Served) -> dict[str, float | None]:
 
 
 def good(objective: Objective, result: Served) -> BoolArray:
-    """Which requests were completed within every limit of a single request; one without a TPOT cannot break it."""
+    """True for requests completed within every limit of a single request; one without a TPOT cannot break it."""
     latencies = request_latencies_ms(result.requests)
     within = completed_requests(result.requests)
     for name, limit in objective.per_request_ms:

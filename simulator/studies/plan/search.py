@@ -79,7 +79,7 @@ class Candidate:
     verdict: Verdict | None = None
     max_rate: float | None = None
     at_least: bool = False
-    """Whether ``max_rate`` is as far as the requests allow to look, and still holds."""
+    """True if ``max_rate`` is as far as the requests allow to look, and still holds."""
     searched: int = 0
     """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
     chance: float | None = None
@@ -117,8 +117,8 @@ class HeadroomCases:
     doubled: Candidate | None
     """Its replicas for twice the load; None where none of those tried holds."""
     hours: tuple[tuple[float, float, int], ...] = ()
-    """Of a profile or a log of hours: start (s), rate (requests per second) and replicas of each hour. The rate is the
-    highest of a profile's hour, the mean of a log's."""
+    """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest of a
+    profile's hour, the mean of a log's."""
     began_s: float | None = None
     """Unix time from which the hours count; None where they have no dates."""
 
@@ -139,13 +139,13 @@ class Plan:
     rate: float | None
     """Requests per second planned for; None where the highest is sought."""
     by_price: bool
-    """Whether cost is US dollars per hour; else chips."""
+    """True if cost is US dollars per hour; else chips."""
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     load: PlannedLoad | None = None
     headroom_cases: HeadroomCases | None = None
-    """How the best does when things change; None without ``headroom``, or where nothing holds."""
+    """The best layout under changed conditions; None without ``headroom``, or where nothing holds."""
 
     @property
     def best(self) -> Candidate | None:
@@ -204,9 +204,8 @@ def _profile(scenario: Scenario) -> Sequence[tuple[float, float]] | None:
 
 
 def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Start (s) of each hour of a profile, or of each 24th part of one shorter than a day, and its highest factor over
-    the profile's highest.
-    """
+    """Start (s) of each hour of a profile, and its highest factor over the profile's highest. A profile shorter than a
+    day has 24 equal parts."""
     at_s, factor = np.array(profile, dtype=np.float64).T
     step = min(3600.0, at_s[-1] / 24)
     starts = np.arange(0.0, at_s[-1] * (1 - 1e-9), step)
@@ -493,7 +492,7 @@ class CheapestFirst(_Search):
             missed.reason = f"{missed.reason}; without load still {unloaded}, so no number of replicas helps"
 
     def _miss_without_load(self, layout: Layout) -> str | None:
-        """How a replica misses that has hardly anything to do; None where it holds, or cannot be run."""
+        """Reason why a replica misses even with hardly any load; None where it holds, or cannot be run."""
         rate = self._rate * UNLOADED
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), 1)
         self._plan.runs += 1
@@ -620,7 +619,7 @@ class CheapestFirst(_Search):
         return tuple((start, rate, best.layout.rented(n)) for (start, rate), n in zip(rates, least, strict=True))
 
     def _log_hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
-        """The replicas of the best layout for each hour of a log, in proportion to the busiest hour that it holds."""
+        """Replicas of the best layout for each hour of a log, in proportion to its busiest hour."""
         workload, plan = self._plan.study.scenario.workload, self._plan
         if self._load.kind != "trace":
             return ()

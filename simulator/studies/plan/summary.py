@@ -34,7 +34,7 @@ OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Head
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedHour(DocumentPart):
-    """Replicas that an hour of the load needs, and what it costs if they follow the load and if they do not."""
+    """Replicas that an hour of the load needs, and its cost with replicas that follow and that do not."""
 
     start_s: float
     clock: str | None
@@ -88,7 +88,7 @@ def _arriving(plan: Plan) -> str:
 
 
 def _traffic(plan: Plan) -> str:
-    """How many requests of what length, and where they come from."""
+    """Number and length of the requests, and their source."""
     assert plan.rate is not None
     workload = plan.study.scenario.workload
     requests = population(workload)
@@ -157,7 +157,7 @@ def _headroom(plan: Plan, best: Candidate) -> str:
 
 
 def headroom_words(highest: float, rate: float) -> str:
-    """How far a rate may grow: in percent, from twice on as a multiple."""
+    """Room for growth of a rate: in percent, from twice on as a multiple."""
     if highest >= 2 * rate:
         return f"{highest / rate:.3g} times the load"
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"

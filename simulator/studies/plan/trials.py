@@ -25,7 +25,7 @@ from simulator.workload import RequestStream, generate_requests
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """How to offer a scenario's requests at a rate; arrivals at two rates differ in their time scale alone."""
+    """Load of a scenario's requests at any rate; two rates differ in their time scale alone."""
 
     kind: str
     """``process``: drawn arrivals of that rate. ``trace``: the trace's own arrivals, played faster or slower."""
@@ -124,8 +124,8 @@ TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
 FLAT, NEAR = 0.97, 3.0
-"""A lower load at which the SLO is missed by at least so much of what it was before, and by no more than so many
-times, is one at which requests do not wait."""
+"""Bounds on how the SLO ratio moves with load at which requests do not wait. A lower load misses the SLO by at least
+``FLAT`` of the ratio before, and is at most ``NEAR`` times lower."""
 LEAST_SHARE = 1e-6
 """Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
 MOST_RATIO = 2.0
@@ -144,7 +144,7 @@ SURE_TOLERANCE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a plan keeps of one run."""
+    """Values of one run that a plan keeps."""
 
     values: dict[str, float | None]
     failed: int
@@ -160,13 +160,13 @@ class Observation:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Figures of a run that is shown."""
     own: OwnErrors | None = None
-    """What the run tells about its error; None of a run that is not shown."""
+    """Facts of the run about its error; None of a run that is not shown."""
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by what holds them, of models that keep more than KV."""
 
 
 class LoadPoint(NamedTuple):
-    """What the first run of a candidate reaches at one load."""
+    """Figures of a candidate's first run at one load."""
 
     request_rate: float
     output_throughput: float
@@ -177,10 +177,10 @@ class LoadPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate meets the objective at a load, how sure that is, and which limit binds."""
+    """True if a candidate meets the objective at a load, how sure that is, and which limit binds."""
 
     meets: bool
-    """Whether the mean values and the required share of the runs meet the objective."""
+    """True if the mean values and the required share of the runs meet the objective."""
     slo_ratio: float
     """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
     binding: str | None
@@ -192,7 +192,7 @@ class Verdict:
     """Share of runs (or of resamples of a single replay) that hold every limit."""
     runs: int
     method: str
-    """Where share and interval come from: ``replications`` or ``block bootstrap``."""
+    """Source of share and interval: ``replications`` or ``block bootstrap``."""
     failed: int
     """Requests that fail, where they are too many for the objective; else 0."""
     observation: Observation
@@ -249,12 +249,12 @@ def observe(
 
 
 UNLOADED_MARGIN = 0.9
-"""Share of a limit that the longest request alone may take, for no shorter one to break it: kernels go by whole tiles,
-so that a few more tokens may take a little less time."""
+"""Share of a limit that the longest request alone may take, so that no shorter one breaks it. Kernels go by whole
+tiles, so that a few more tokens may take a little less time."""
 
 
 def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
-    """Whether every request surely holds the objective where it has a replica to itself; else only runs can tell.
+    """True if every request surely holds the objective where it has a replica to itself; else only runs can tell.
 
     The longest prompt with the longest answer is simulated. No request waits longer for its first token, no step that
     decodes is longer than its longest, so none has a greater mean over them, whatever is accepted: these bound every
@@ -279,7 +279,7 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
 
 
 class Held(NamedTuple):
-    """How sure a candidate is, with the error of the model itself counted."""
+    """Certainty of a candidate with the model's own error counted."""
 
     probability: float
     """Probability of meeting the objective."""

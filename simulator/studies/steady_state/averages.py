@@ -54,7 +54,7 @@ class ApiServer:
     """Mean work of the server on one request, which takes them one after another."""
     work_square_s2: float = 0.0
     schedules_ahead: bool = False
-    """Whether a step is decided while the one before it runs, so that an arrival waits one step longer."""
+    """True if a step is decided while the one before it runs, so that an arrival waits one step longer."""
 
     def mean_s(self, rate: float) -> float:
         """Mean seconds until a request is seen: M/G/1 at the server (Pollaczek-Khinchine), then the latency."""
@@ -194,7 +194,7 @@ class SteadyReplica:
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
     def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
-        """Chance of each number of decoding requests, and the mean number of those that wait for a place; a full batch
+        """Chance of each number of decoding requests, and the mean number of those that wait for a place. A full batch
         is served at the last ``step``, requests see steps of ``seen``."""
         count = np.arange(1, self.most + 1)
         weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
@@ -213,8 +213,8 @@ class SteadyReplica:
         return (self.traffic.arrival_cv2 + (float(steps.var()) / mean**2 if mean else 0.0)) / 2
 
     def _rate_with(self, batch: float, others: float = 1.0) -> float:
-        """Requests per second that a mean batch (> 0; below 1, one request for part of the time) completes, where a
-        prompt finds the share ``others`` of the other prompts in its way."""
+        """Requests per second that a mean batch completes, given the share ``others`` of other prompts. A batch below 1
+        is one request for part of the time."""
         steps = self.work.decode_steps
         share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
         joining = min(others * batch / steps, 1.0 / share)
@@ -254,7 +254,7 @@ class SteadyReplica:
 
     @cached_property
     def _group_costs(self) -> FloatArray:
-        """[batch, 1..MOST_JOINING]: seconds that so many prompts add together."""
+        """[batch, 1..MOST_JOINING]: seconds that 1, 2, ... prompts add together."""
         counts = np.arange(1, MOST_JOINING + 1)
         largest = GROUPS[-1]
         rows = [np.interp(counts, GROUPS, row) for row in self.prices.joined_s]

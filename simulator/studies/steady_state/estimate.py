@@ -80,13 +80,13 @@ class Estimate:
     basis: str
     notes: tuple[str, ...]
     saturated: bool = False
-    """Whether the load exceeds the capacity in the long run."""
+    """True if the load exceeds the capacity in the long run."""
     batch: float = 0.0
     """Mean decoding requests of a replica."""
     max_batch: int = 0
     """Most of them: places, KV memory, or the token budget."""
     limited_by: str = "places"
-    """What sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
+    """Limit that sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
 
 
 def estimate(

@@ -1,4 +1,4 @@
-"""Length of a run that shows a steady state: one rule for the loads of compare and tune and the trials of plan."""
+"""Length of a run that shows a steady state, for compare, tune and plan alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPAN_LIMITS = 20.0
 LOADED = 3.0
 """Latency under load over that of a request alone: requests take two to three times as long near a crossover."""
 LEAST_SPAN_S, LEAST_SPAN_LIMITS = 10.0, 10.0
-"""Seconds of arrivals, and multiples of that wait, below which a run is too short to show whether a rate is held."""
+"""Seconds of arrivals, and multiples of the wait, below which a run is too short for a verdict."""
 CONVERSATIONS_LONGER = 3.0
 """Factor on the span of conversations: a turn that waits delays the next, so that overload shows slowly."""
 MOST_REQUESTS = 30_000
@@ -46,7 +46,7 @@ def steady_loop_requests(concurrency: int) -> int:
 
 
 def most_telling_rate(scenario: Scenario, requests: int, longest_wait_s: float) -> float:
-    """Rate above which a run of so many requests is too short to show a steady state."""
+    """Highest rate at which a run of this length shows a steady state."""
     turns, rising_s = conversation(scenario.workload)
     return requests / turns / (max(LEAST_SPAN_S, LEAST_SPAN_LIMITS * longest_wait_s) + rising_s)
 

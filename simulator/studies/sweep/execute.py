@@ -1,4 +1,4 @@
-"""The loop of a sweep: claim points, run them on processes of this machine or a Dask cluster, record what came out."""
+"""The loop of a sweep: claim points, run them in processes or on a Dask cluster, record results."""
 
 from __future__ import annotations
 

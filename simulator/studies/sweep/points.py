@@ -38,7 +38,7 @@ class Point:
     error: str | None = None
 
     def task(self) -> dict[str, Any]:
-        """What a worker needs, as plain data; relative file names are made absolute."""
+        """Task of a worker as plain data; relative file names are made absolute."""
         assert self.scenario is not None
         data = self.scenario.model_dump(mode="json", exclude_unset=True)
         for holder, name, path in file_fields(data):

@@ -1,4 +1,4 @@
-"""Where a sweep keeps its results: a text file with a line for each finished point, which several sweeps may share.
+"""Store of a sweep: a text file with a line for each finished point, which several sweeps may share.
 
 A line has the point's key, a checksum and the result as JSON. One that was cut short or edited fails its checksum, and
 its point is run again. While a point runs, its sweep holds a lock of the operating system on a byte far behind the text
@@ -25,7 +25,7 @@ from simulator.studies.sweep.points import Point
 STORE_VERSION = 3
 HEADER = b"forerun sweep store %d\n"
 CLAIMS_AT = 1 << 30
-"""Where the bytes begin that are locked for points under way."""
+"""Offset of the bytes that are locked for points under way."""
 
 Outcome = dict[str, Any]
 """``document`` of a point that was run, or the ``error`` for which it could not be."""
@@ -41,7 +41,7 @@ class SweepStore:
         """Outcomes of the study's points by key, of those that are refused as well."""
         self._open = deque(point.key for point in points if point.error is None)
         self.runs: Counter[str] = Counter()
-        """How often a result was recorded, by key, of all points in the store."""
+        """Recorded results by key, of all points in the store."""
         self.damaged = 0
         """Points of the study whose results were not as they had been recorded, and which are open again."""
         self._damaged: set[str] = set()
@@ -183,7 +183,7 @@ class SweepStore:
             ) from None
 
     def _lock(self, key: str) -> bool:
-        """Whether this process now has the lock of a key."""
+        """True if this process now has the lock of a key."""
         try:
             self._set_lock(key, True)
         except OSError:

@@ -112,7 +112,7 @@ class PointResult:
     """The run document without its scenario; None where the point failed."""
     error: str | None
     runs: int
-    """How often a result was recorded: 1, or 0 for a point that was refused unrun."""
+    """Number of recorded results: 1, or 0 for a point that was refused unrun."""
 
     @property
     def summary(self) -> Mapping[str, Any] | None:
@@ -214,9 +214,9 @@ class SweepResult(StudyResult[SweepDocument]):
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 BRIEF = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms")
-"""Those that a terminal shows without ``--full``, after the metric, the share of good requests and the cost."""
+"""Columns that a terminal shows without ``--full``, after the metric, good requests and cost."""
 MOST_LOADS = 6
-"""Loads of which the sentence names the best point."""
+"""Loads whose best point the sentence names."""
 SWEEP_ROWS = 40
 SAME = 0.01
 """Relative difference between the best and the worst point below which they count as equal."""

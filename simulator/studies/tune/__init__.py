@@ -1,1 +1,1 @@
-"""Which speculation pays at which batch and context."""
+"""Speculation that pays, by batch and context."""

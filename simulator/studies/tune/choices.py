@@ -1,4 +1,4 @@
-"""What a scenario's drafter could draft instead: shorter and longer chains, smaller trees, each with its acceptance."""
+"""Alternatives to a scenario's draft: shorter and longer chains, smaller trees, each with its acceptance."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftCho
 
 
 def _choice(scenario: Scenario, survival: FloatArray | None = None) -> DraftChoice:
-    """What a scenario drafts: a chain of this survival, or its tree."""
+    """Draft of a scenario: a chain of this survival, or its tree."""
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None

@@ -92,7 +92,7 @@ def tune(
 
 
 def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
-    """Whether a tuning concerns a single machine that runs llama.cpp or MLX.
+    """True if a tuning concerns a single machine that runs llama.cpp or MLX.
 
     Raises:
         ArgumentError: rates of llama.cpp for the flags of another engine.
@@ -145,7 +145,7 @@ def tune_machine(
     batch: Batches = None,
     context: Contexts = None,
 ) -> "MachineResult":
-    """What to draft on one machine, from what was measured on it; no run is made.
+    """Find the best draft on one machine from rates measured there; no run is made.
 
     Args:
         scenario: model, chip, engine, and a ``speculation`` section; or its file.

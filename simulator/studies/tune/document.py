@@ -161,21 +161,21 @@ def one_speedups(tuning: Tuning) -> FloatArray:
 
 
 def schedule_pays(tuning: Tuning) -> bool:
-    """Whether vLLM's schedule by batch gains more than one number of draft tokens, over all batches that are judged."""
+    """True if vLLM's schedule by batch gains more than one number of draft tokens, over all batches that are judged."""
     if one_choice(tuning) is None or len(tuned_batches(tuning.mean)) == 1:
         return False
     return bool(np.log(schedule_speedups(tuning) / one_speedups(tuning)).sum() > 0.0)
 
 
 def surely_pays(tuning: Tuning) -> bool:
-    """Whether the interval of the speedup lies above 1 at any batch size, at the mean request's context."""
+    """True if the interval of the speedup lies above 1 at any batch size, at the mean request's context."""
     return any(cell.sure for cell in tuning.mean)
 
 
 SGLANG_REMARK = "SGLang: --speculative-adaptive moves the number of draft steps by what is accepted"
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
 ARTEFACTS_OF_TUNE = ("vllm-schedule", *(name for name in ARTEFACTS if name not in ENGINES))
-"""What ``tune --emit`` writes beside the flags by batch of an engine."""
+"""Artefacts that ``tune --emit`` writes beside the flags by batch of an engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class BreakEvenLength(DocumentPart):
 
 @dataclass(frozen=True, kw_only=True)
 class TunedCell(DraftGain):
-    """What to draft in a range of batches and contexts."""
+    """Draft tokens for a range of batches and contexts."""
 
     batch: list[int]
     context: list[int]
@@ -237,7 +237,7 @@ class GridRow(TunedCell):
 
 @dataclass(frozen=True, kw_only=True)
 class WithFlags(DocumentPart):
-    """What the flags draft at a batch."""
+    """Draft tokens of the flags at a batch."""
 
     draft: str
     num_speculative_tokens: int
@@ -305,7 +305,7 @@ def tuned_artefact(name: str, scenario: Scenario, data: TuneDocument) -> str:
 
 
 class TunedResult(StudyResult[Data]):
-    """What to draft. ``flags`` are the engine's."""
+    """Result of a tuning. ``flags`` are the engine's."""
 
     kind = "tune"
     legend = (
@@ -317,13 +317,13 @@ class TunedResult(StudyResult[Data]):
 
     @property
     def flags(self) -> str | None:
-        """The engine's flags, ready to be pasted; empty or None where nothing is to be drafted or it has no such."""
+        """The engine's flags, ready to be pasted. Empty or None where nothing is to be drafted or it has no such."""
         flags: str | None = self.document["emit"]
         return flags
 
 
 class TuneResult(TunedResult[TuneDocument]):
-    """What to draft by batch and context; its data frame has a row for each cell."""
+    """Draft tokens by batch and context; its data frame has a row for each cell."""
 
     document_type = TuneDocument
 
@@ -393,7 +393,7 @@ def _mean_table(data: TuneDocument) -> Table:
 
 
 def _worth_tables(data: TuneDocument, worths: Sequence[DraftWorth]) -> list[Table]:
-    """What improvements are worth by batch, and the acceptance length that pays by batch and context."""
+    """Gains of improvements by batch, and the acceptance length that pays by batch and context."""
     lines: dict[str, list[Value]] = {}
     for one in worths:
         gain, low, high = (100 * (value - 1) for value in (one.gain, one.low, one.high))
@@ -517,7 +517,7 @@ def _cell_fields(cell: GridCell) -> dict[str, Any]:
 
 
 def _launched(tuning: Tuning, scheduled: bool) -> list[WithFlags]:
-    """What the flags draft at each batch of the mean request, and its speed-up."""
+    """Draft tokens of the flags at each batch of the mean request, and their speed-up."""
     one = one_choice(tuning)
     choices = [cell.choice if scheduled else one for cell in tuning.mean]
     speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
@@ -528,7 +528,7 @@ def _launched(tuning: Tuning, scheduled: bool) -> list[WithFlags]:
 
 
 def launched_choices(tuning: Tuning, scheduled: bool) -> dict[int, DraftChoice | None] | None:
-    """What is drafted from each batch on: one choice, or those of vLLM's schedule; None where nothing is."""
+    """Drafts from each batch on: one choice, or those of vLLM's schedule; None where nothing is."""
     one = one_choice(tuning)
     if one is None:
         return None
@@ -539,7 +539,7 @@ def launched_choices(tuning: Tuning, scheduled: bool) -> dict[int, DraftChoice |
 
 
 def _load_sentence(tuning: Tuning, load: Launched, scheduled: bool, emitted: bool) -> str:
-    """What the flags gain at the smallest and the largest batch that is judged, and the load up to which they pay."""
+    """Sentence on the gains of the flags and the load up to which they pay."""
     speedups = schedule_speedups(tuning) if scheduled else one_speedups(tuning)
     drafted = "by batch" if scheduled else f"{_name(one_choice(tuning))} at every batch"
     ends = {tuning.mean[i].at_batch: speedups[i] for i in (0, -1)}
@@ -580,7 +580,7 @@ def _host_sentence(tuning: Tuning) -> str:
 
 
 def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
-    """What vLLM's schedule by batch costs, and whether the flags have it."""
+    """Cost of vLLM's schedule by batch, and whether the flags have it."""
     assert tuning.scenario.speculation is not None
     cost = method_overhead("vllm", tuning.scenario.speculation.method)
     words = (

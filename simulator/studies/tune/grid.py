@@ -1,4 +1,4 @@
-"""What K draft tokens are worth by batch and by context, from step times and acceptance alone; no run needed."""
+"""Gain of K draft tokens by batch and context, from step times and acceptance alone."""
 
 from __future__ import annotations
 

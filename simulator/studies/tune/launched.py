@@ -1,4 +1,4 @@
-"""Load up to which the flags of a tuning pay: priced at every batch, then served at the loads near it."""
+"""Load up to which the flags of a tuning pay: priced at every batch, then served nearby."""
 
 from __future__ import annotations
 
@@ -150,8 +150,7 @@ def _tuned_load(tuning: Tuning, batches: IntArray, plain: TokenTime, speedups: F
 def _served_crossover(
     with_flags: Scenario, priced_rate: float | None, busiest: float, seed: int
 ) -> tuple[LoadCurve | None, float, dict[str, float]]:
-    """Speed-ups of the flags near the load at which they stop to pay, requests per second of one replica for each unit
-    of that load, and the highest load that either can serve, by variant where known."""
+    """Speed-ups of the flags near their crossover, and the highest loads that can be served."""
     scenario = with_flags
     path = load_path(scenario)
     turns, replicas = conversation(scenario.workload)[0], scenario.hardware.replicas

@@ -35,14 +35,13 @@ from simulator.studies.tune.document import TunedResult
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
-"""Standard deviations, in logarithms, of the two factors before anything is measured, where a run does not tell: class
-defaults on whole cards that were left out of their fit (one-row rates within 6 to 11 % at the median, batches within
-20 to 30 % at the 90th centile)."""
+"""Standard deviations, in logarithms, of the two factors before anything is measured. Class defaults on whole cards
+left out of their fit: one-row rates within 6 to 11 % at the median, batches within 20 to 30 % at the 90th centile."""
 RATE_NOISE, MODEL_NOISE = 0.03, 0.05
 """Standard deviation of a measured rate, and of a priced step that was not measured itself."""
 ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
-"""Standard deviation of an acceptance rate that was not measured here; draft tokens that count as one observation,
-since those of one answer are alike (codes are accepted at 0.9, prose at 0.5)."""
+"""Standard deviation of an unmeasured acceptance rate, and draft tokens per independent observation. Tokens of one
+answer are alike: code is accepted at 0.9, prose at 0.5."""
 P_MINS = (0.0, 0.6, 0.75)
 """Confidence thresholds to try: a draft ends at the first token whose confidence is lower."""
 LEVEL = 1.645
@@ -57,7 +56,7 @@ class MachinePrices:
     _builds: dict[tuple[int, int], Build] = field(default_factory=dict)
 
     def seconds(self, streams: int, context: int, drafted: int) -> tuple[float, float]:
-        """(step without drafting, step that verifies and drafts so many tokens)."""
+        """Seconds of a step without drafting, and of a step that verifies and drafts."""
         return self._step(streams, context, 0), self._step(streams, context, drafted)
 
     def _step(self, streams: int, context: int, drafted: int) -> float:
@@ -67,7 +66,7 @@ class MachinePrices:
         return float((costs.device_s + costs.host_s)[0])
 
     def build(self, streams: int, drafted: int) -> Build:
-        """The engine with a chain of so many draft tokens."""
+        """The engine with a chain of ``drafted`` tokens."""
         if (streams, drafted) not in self._builds:
             values: dict[str, Any] = {"engine.max_num_seqs": max(streams, self.scenario.engine.max_num_seqs)}
             if self.scenario.speculation is not None:
@@ -211,7 +210,7 @@ def _given_rate(text: str) -> LocalRate:
 
 
 class _Priced(NamedTuple):
-    """A measured rate with the seconds of its priced step and of one row in it, and the seconds that its step took."""
+    """A measured rate with its priced step, one row of it, and its measured seconds."""
 
     rate: LocalRate
     plain: float
@@ -401,7 +400,7 @@ def _rate_words(cell: dict[str, Any]) -> str:
 
 
 class MachineResult(TunedResult):
-    """What to draft on one machine; its data frame has a row for every way to draft."""
+    """Drafts on one machine; its data frame has a row for each."""
 
     @property
     def title(self) -> str:

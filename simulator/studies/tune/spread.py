@@ -1,4 +1,4 @@
-"""How far a speed-up may lie from its prediction: kernels' residuals, assumed parameters, acceptance.
+"""Interval of a speed-up: kernels' residuals, assumed parameters, acceptance.
 
 Each source moves the logarithm of the speed-up by itself; what they move it up and down is added in squares, as for
 independent errors. The result is a 90 % interval where kernels were measured, and the outcome of the stated ranges

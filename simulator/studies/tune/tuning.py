@@ -44,7 +44,7 @@ NEARLY = 0.99
 
 
 def fewest_nearly_best(speedups: FloatArray) -> IntArray:
-    """Index along the first axis, fewest draft tokens first, of the first speed-up that is within 1 % of the best.
+    """Index of the first speed-up within 1 % of the best, fewest draft tokens first.
 
     >>> fewest_nearly_best(np.array([[1.2, 1.0], [1.5, 0.9], [1.51, 0.8]])).tolist()
     [1, 0]
@@ -81,7 +81,7 @@ class GridCell:
     best_low: float
     best_high: float
     fits: bool
-    """Whether the KV cache holds so many sequences of that context."""
+    """True if the KV cache holds the batch at that context."""
     sure: bool
     """True if drafting pays over the whole range of parameters, whatever the evidence."""
 
@@ -116,7 +116,7 @@ class PricedChoices(NamedTuple):
     plain_s: FloatArray
     """Seconds per output token without drafting."""
     times: tuple[TokenTime, ...]
-    """Of each choice."""
+    """Times of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Tuning:
     prompt_tokens: int
     output_tokens: int
     break_even: tuple[BreakEven, ...]
-    """Of ``cells``, then of ``mean``."""
+    """Break-even of ``cells``, then of ``mean``."""
     priced: PricedChoices
     kv_tokens: int
     basis: str

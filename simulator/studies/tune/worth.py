@@ -1,4 +1,4 @@
-"""What a better drafter is worth by load: more accepted tokens, a longer window, half the drafting time, retraining."""
+"""Gain of a better drafter by load: acceptance, window, drafting time, retraining."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HALF = 0.5
 
 @dataclass(frozen=True)
 class DraftWorth(DocumentPart):
-    """What one improvement of the drafter is worth at one batch of the mean request."""
+    """Gain of one improvement of the drafter at one batch of the mean request."""
 
     improvement: str
     batch: int
