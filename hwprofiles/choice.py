@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
+from forerun.yaml_files import packaged
 from hwprofiles.catalogue import LOCAL_LIBRARY, load_chip, load_defaults, load_local_defaults
 from hwprofiles.dtypes import NEAREST, VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
@@ -19,19 +20,9 @@ BASES = ("calibrated", "extrapolated", "datasheet")
 calibrated: fitted on kernels of this format measured on this chip, and the shape lies inside the fitted ranges.
 extrapolated: fitted on this chip, for another shape or format. datasheet: no measurement on this chip."""
 CALIBRATED, EXTRAPOLATED, DATASHEET = range(len(BASES))
-UNFITTED_INTERVALS = {
-    "gemm": (0.78, 1.32),
-    "moe": (0.75, 1.8),
-    "attention_prefill": (0.65, 1.4),
-    "attention_decode": (0.65, 1.6),
-    "elementwise": (0.65, 1.7),
-    "collective": (0.65, 1.7),
-}
-"""90 % interval of a kernel without a fit on its chip, as factors on its time, by kernel family.
-
-GEMM, MoE and attention: ratio of 26 to 37 fitted sets (eight chips, four libraries) to the defaults of their chip's
-class, each the mean of up to 24 common shapes; 5th to 95th percentile, rounded outwards. Elementwise and collective
-have too few fits to compare: assumed, similar to the errors that ``docs/validation`` reports for them."""
+_EVIDENCE = packaged("hwprofiles", "evidence.yaml")
+UNFITTED_INTERVALS: dict[str, tuple[float, float]] = {name: tuple(ends) for name, ends in _EVIDENCE["unfitted"].items()}
+"""90 % interval of a kernel without a fit on its chip, as factors on its time, by kernel family."""
 UNKNOWN_INTERVAL = (0.5, 2.0)
 """Assumed interval of every other family."""
 
@@ -39,19 +30,6 @@ UNKNOWN_INTERVAL = (0.5, 2.0)
 def unfitted_interval(family: str) -> tuple[float, float]:
     """90 % interval of a kernel without a fit on its chip, as factors on its time."""
     return UNFITTED_INTERVALS.get(family, UNKNOWN_INTERVAL)
-
-
-CARRIED_INTERVALS = {
-    "gemm": (0.82, 1.28),
-    "attention_prefill": (0.73, 1.58),
-    "attention_decode": (0.64, 1.54),
-    "moe": (0.58, 3.3),
-}
-"""90 % interval of a kernel whose fit comes from another chip (``like``), as factors on its time.
-
-Measured on six pairs of H100, H200, A100 and B200, each predicted with the fits of another chip, with vLLM and SGLang:
-5th to 95th percentile of about 1,500 rows per family (MoE: five pairs). Mean errors: GEMM 7 to 13 %, decode attention
-5 to 25 % (B200: 31 %), prefill attention 8 to 22 % (one pair 48 %), MoE 23 to 42 %."""
 
 
 def weakest(bases: Iterable[str]) -> str:
@@ -179,7 +157,7 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
 
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
-    low, high = CARRIED_INTERVALS.get(family, unfitted_interval(family))
+    low, high = _EVIDENCE["carried"].get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
     spread = {"all": (min(low, own[0]), max(high, own[1]))}
     return Fit(ranges={} if fit is None else fit.ranges, intervals=spread)

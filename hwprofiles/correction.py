@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray
+from forerun.yaml_files import packaged
 from hwprofiles.errors import ProfileError
 from hwprofiles.formulas import KernelTime, Num, functions_of, look_up
 from hwprofiles.parameters import FAMILIES
@@ -44,27 +45,13 @@ _DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError,
 
 TILINGS = ((64, 64), (64, 128), (128, 256), (256, 128))
 """GEMM tile shapes (rows, columns) whose wave counts are features of a correction."""
-SIZES: Mapping[str, tuple[str, ...]] = {
-    "gemm": ("m", "n", "k"),
-    "attention_prefill": ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "seen"),
-    "attention_decode": ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "kept"),
-    "moe": ("tokens", "num_experts", "experts_per_token", "hidden", "intermediate", "expert_parallel",
-            "tensor_parallel", "uneven"),
-    "recurrent_prefill": ("batch", "q_len", "num_heads", "num_kv_heads"),
-    "recurrent_decode": ("batch", "q_len", "num_heads", "num_kv_heads"),
-}  # fmt: skip
-"""Sizes that the correction of each family depends on, named as in ``KernelLibrary``: ``kv_len`` is the keys read per
-sequence, ``seen`` the mean number of keys per query, ``kept`` the share of the on-chip store that the cache fills,
-``uneven`` the exponent of the routing."""
+_FAMILIES = packaged("hwprofiles", "evidence.yaml")["corrected"]
+SIZES: Mapping[str, tuple[str, ...]] = {family: tuple(entry["sizes"]) for family, entry in _FAMILIES.items()}
+"""Sizes that the correction of each family depends on, named as in ``KernelLibrary``."""
 FALLING = ("expert_parallel", "tensor_parallel")
 """Sizes that divide a kernel's work between chips: larger values make it faster."""
 PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "gemm": (("m", "n"), ("n", "k"), ("m", "k"), ("m", "n", "k")),
-    "attention_prefill": (("batch", "q_len"), ("batch", "kv_len"), ("batch", "q_len", "num_heads", "seen")),
-    "attention_decode": (("batch", "num_heads"), ("batch", "num_kv_heads"), ("batch", "num_kv_heads", "kv_len")),
-    "moe": (("tokens", "experts_per_token"), ("hidden", "intermediate")),
-    "recurrent_prefill": (("batch", "q_len"), ("batch", "q_len", "num_heads")),
-    "recurrent_decode": (("batch", "num_heads"),),
+    family: tuple(map(tuple, entry["products"])) for family, entry in _FAMILIES.items()
 }
 """Products of sizes that measure the bytes and operations of a kernel."""
 

@@ -20,6 +20,7 @@ _DOCUMENTS: dict[str, Callable[[Record, str, Path], MeasuredRun | Iterator[Measu
     "inference-perf": inference_perf_run,
     "guidellm": guidellm_runs,
 }
+_KINDS: dict[str, type] = {"object": dict, "list": list, "any": object}
 _VLLM_COLUMNS = frozenset({"backend", "model_id", "mean_ttft_ms"})
 """Columns of the table that ``vllm bench sweep`` makes of its results."""
 TableReader = Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]
@@ -119,14 +120,11 @@ def detect(file: Path) -> str | None:
 
 
 def _json_format(value: Record) -> str | None:
-    if isinstance(value.get("benchmarks"), list):
-        return "guidellm"
-    if isinstance(value.get("successes"), dict) and "load_summary" in value:
-        return "inference-perf"
-    if isinstance(value.get("request_latency"), dict) or isinstance(value.get("time_to_first_token"), dict):
-        return "aiperf"
-    if "mean_ttft_ms" in value or "output_throughput" in value:
-        return "vllm-bench"
+    """Format of a JSON object by the fields that ``formats.yaml`` has for each; the last format that fits counts."""
+    for format, table in reversed(TABLES.items()):
+        for fields in table.get("recognised", ()):
+            if all(name in value and isinstance(value[name], _KINDS[kind]) for name, kind in fields.items()):
+                return format
     return None
 
 

@@ -148,14 +148,7 @@ class TraceLayout:
         return f"no column for {canonical} in format {self.name!r} (accepted: {listed}); columns found: {seen}{near}"
 
 
-MAPPED = {
-    "arrival": "arrival_s",
-    "input": "input_tokens",
-    "output": "output_tokens",
-    "session": "session_id",
-    "ttft": "measured_ttft_s",
-    "e2e": "measured_e2e_s",
-}
+MAPPED: dict[str, str] = packaged("traces.requests", "guesses.yaml")["mapped"]
 """User-facing column roles -> canonical columns."""
 
 MAP_EXAMPLE = "arrival=COLUMN,input=COLUMN,output=COLUMN"
