@@ -45,7 +45,7 @@ Plugin = TypeVar("Plugin", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 MakeDrafter = TypeVar("MakeDrafter", bound=Callable[[DraftRequest], Drafter])
 MakePolicy = TypeVar("MakePolicy", bound=Callable[[int], DraftPolicy])
-Reader = TypeVar("Reader", bound=Callable[[Path], Iterable[Mapping[str, Any]]])
+Reader = TypeVar("Reader", bound=Callable[[Path], Iterable[Mapping[str, object]]])
 
 
 def _adding(

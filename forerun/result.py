@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
 import numpy as np
 from typing_extensions import TypeVar
 
-from forerun.document import plain_json, read_document
+from forerun.document import Json, plain_json, read_document
 from forerun.errors import ForerunError, did_you_mean
 from forerun.tables import ABSENT, Table, arrow_column, number, pairs
 
@@ -41,7 +41,7 @@ class ReportModule(Protocol):
         """Write the files that ``--out`` writes, all or none."""
 
 
-class Summary(dict[str, Any]):
+class Summary(Json):
     """The figures of a result by name; printed one a line."""
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Summary(dict[str, Any]):
     def _repr_html_(self) -> str:
         return f'{_STYLE}<div class="forerun">{pairs("", [(k, _words(v)) for k, v in self.items()]).html()}</div>'
 
-    def __reduce__(self) -> tuple[type[Summary], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[type[Summary], tuple[Json]]:
         return Summary, (dict(self),)
 
 
@@ -88,7 +88,7 @@ class Result:
     """Its :class:`ReportModule`, imported when a figure or its files are wanted."""
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         """What ``--json`` writes."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class Result:
         """Its tables, the main one first."""
         raise NotImplementedError
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """The rows of its data frame."""
         raise NotImplementedError
 
@@ -246,11 +246,11 @@ class StudyResult(Result, Generic[Data]):
     ) -> None:
         kind = self.document_type
         self.data: Data = document if kind is None else read_document(kind, document)  # type: ignore[assignment]
-        self._document: dict[str, Any] = document if kind is None else plain_json(self.data)  # type: ignore[assignment]
+        self._document: Json = document if kind is None else plain_json(self.data)  # type: ignore[assignment]
         self.command, self._files = command, dict(files or {})
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         return self._document
 
     @property
@@ -267,11 +267,11 @@ class StudyResult(Result, Generic[Data]):
         return model_words(self.document["scenario"])
 
 
-def model_words(scenario: Mapping[str, Any]) -> str:
+def model_words(scenario: Json) -> str:
     return scenario["model"] if isinstance(scenario["model"], str) else "inline model"
 
 
-def vars_of(value: object) -> dict[str, Any]:
+def vars_of(value: object) -> Json:
     """The fields of a dataclass by name, else the instance's own attributes."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
@@ -295,7 +295,7 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other or one != one)
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         return str(value)
     return number(value)

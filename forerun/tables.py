@@ -51,7 +51,7 @@ class Cell:
     """Less important words after the text, such as an interval."""
     tone: Tone = ""
     """``good`` and ``bad`` where the value is sure to be one of the two; ``faint`` for what is left out of account."""
-    value: Any = None
+    value: object = None
     """What stands for the cell in a data frame; default: the text."""
     detail: str = ""
     """Words behind the aside that only ``--full``, Markdown and data frames show."""
@@ -208,7 +208,7 @@ def faint(row: Sequence[Value]) -> list[Value]:
     ]
 
 
-def arrow_column(values: list[Any]) -> pa.Array[Any]:
+def arrow_column(values: Sequence[object]) -> pa.Array[Any]:
     """Values as a column; texts where they are of several kinds."""
     import pyarrow as pa
 
@@ -244,7 +244,7 @@ def markdown_text(text: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _value(cell: Value) -> Any:
+def _value(cell: Value) -> object:
     if not isinstance(cell, Cell):
         return cell
     return cell_text(cell) if cell.value is None else cell.value
@@ -374,7 +374,7 @@ def _drawn(table: Table, rows: Sequence[Sequence[Value]], widths: Sequence[int],
     drawn = _empty(table, table.headed, hidden)
     for index, (column, size) in enumerate(zip(table.columns, widths, strict=True)):
         left = not table.headed or table.words(index)
-        justify: Any = "left" if left else "right"
+        justify: Literal["left", "right"] = "left" if left else "right"
         drawn.add_column(_text(_heading(column), size), justify=justify, no_wrap=True, width=size)
     for row in rows:
         drawn.add_row(*(_text(cell, size) for cell, size in zip(row, widths, strict=True)))

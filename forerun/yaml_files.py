@@ -12,7 +12,9 @@ import yaml
 
 from forerun.errors import ForerunError
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Event = Any
+"""An event of the YAML parser, or its place in the text; the parser in C has no types."""
+_Loader: Event = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LARGEST_FILE_BYTES = 4 * 1024**2
 """No description of a chip, a model or a scenario is longer; traces and weights given by mistake are."""
@@ -41,12 +43,12 @@ _MERGE = "<<"
 class _Part(NamedTuple):
     """A value of a document as it was written."""
 
-    value: Any
+    value: object
     size: int
     """Values that it stands for once its aliases are written out; 0 while it is being read."""
     text: str | None
     """Text of a scalar; None for a list or a mapping."""
-    mark: Any
+    mark: Event
 
 
 class _Reader:
@@ -74,7 +76,7 @@ class _Reader:
     def close(self) -> None:
         self._parser.dispose()
 
-    def _part(self, event: Any) -> _Part:
+    def _part(self, event: Event) -> _Part:
         kind = type(event)
         if kind is yaml.ScalarEvent:
             part = _Part(_scalar(event), 1, event.value, event.start_mark)
@@ -90,7 +92,7 @@ class _Reader:
             self._anchors[event.anchor] = part
         return part
 
-    def _known(self, event: Any) -> _Part:
+    def _known(self, event: Event) -> _Part:
         part = self._anchors.get(event.anchor)
         if part is None:
             refuse(f"found undefined alias {event.anchor!r}", event)
@@ -98,7 +100,7 @@ class _Reader:
             refuse("an alias holds itself", event)
         return part
 
-    def _sequence(self, start: Any) -> _Part:
+    def _sequence(self, start: Event) -> _Part:
         _check_tag(start, "seq", "list")
         values, size, next_event = [], 1, self._parser.get_event
         while type(event := next_event()) is not yaml.SequenceEndEvent:
@@ -107,7 +109,7 @@ class _Reader:
             size += part.size
         return _Part(values, size, None, start.start_mark)
 
-    def _mapping(self, start: Any) -> _Part:
+    def _mapping(self, start: Event) -> _Part:
         _check_tag(start, "map", "mapping")
         values: dict[Any, Any] = {}
         lent: dict[Any, Any] = {}
@@ -129,11 +131,11 @@ class _Reader:
         return _Part({**lent, **values} if lent else values, size, None, start.start_mark)
 
 
-def refuse(problem: str, event: Any) -> NoReturn:
+def refuse(problem: str, event: Event) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
-def _check_tag(start: Any, tag: str, what: str) -> None:
+def _check_tag(start: Event, tag: str, what: str) -> None:
     if start.tag not in (None, "!", _TAG + tag):
         refuse(f"{start.tag.replace(_TAG, '!!')} is no tag of a {what}", start)
 
@@ -147,7 +149,7 @@ def _lent(part: _Part) -> dict[Any, Any]:
     return {key: value for lender in reversed(lenders) for key, value in lender.items()}
 
 
-def _scalar(event: Any) -> Any:
+def _scalar(event: Event) -> Any:
     """A value; one that cannot be, such as an integer of ten thousand digits, is refused with its line."""
     text: str = event.value
     if event.tag is not None and event.tag != "!":

@@ -18,6 +18,7 @@ from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
 
 if TYPE_CHECKING:
+    from forerun.document import Json
     from forerun.result import StudyResult
     from simulator.running.scenario import Scenario
 
@@ -47,7 +48,7 @@ class Option:
     resolved: bool = False
     """True if the document of the result has the value that was used, under the parameter's name."""
 
-    def flag_of(self, name: str, default: Any) -> str:
+    def flag_of(self, name: str, default: object) -> str:
         """The option as it is typed, of the parameter ``name``."""
         return self.flag or ("--no-" if default is True else "--") + name.replace("_", "-")
 
@@ -55,7 +56,7 @@ class Option:
 Jobs = Annotated[int | None, Option("Processes; default: one per core.", min=1, repeated=False)]
 Interval = Annotated[bool, Option("Ignore the prediction error of the model.")]
 Values = Annotated[
-    Mapping[str, Sequence[Any]] | None,
+    Mapping[str, Sequence[object]] | None,
     Option(
         "Values of a scenario field, as YAML; the first is the baseline. Repeat for combinations.",
         "PATH=V1,V2,...",
@@ -92,7 +93,7 @@ class StudyCommand:
     """Option that helps to choose this study where its command has several; it is none of its parameters."""
     switch_help: str = ""
     """Help of that option where it is a parameter of no study."""
-    chosen: Callable[[Mapping[str, Any], Any], bool] | None = None
+    chosen: Callable[[Mapping[str, object], Any], bool] | None = None
     """True if the options and the study file choose it, for one of several studies of a command."""
     words: str = ""
     """Option that chooses it, for the refusal of options that it lacks."""
@@ -109,11 +110,11 @@ class StudyCommand:
         shape = {name: _evaluated(one, self.function) for name, one in signature(self.function).parameters.items()}
         return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
 
-    def unused(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+    def unused(self, arguments: Mapping[str, object]) -> dict[str, str]:
         """Parameters without an effect under ``arguments``, and what makes them so."""
         return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
 
-    def check_bounds(self, arguments: Mapping[str, Any]) -> None:
+    def check_bounds(self, arguments: Mapping[str, object]) -> None:
         """Refuse values of another type than their option, and numbers outside its bounds."""
         for name, parameter in self.options.items():
             option, kind = parameter.annotation.__metadata__[0], parameter.annotation.__origin__
@@ -122,7 +123,7 @@ class StudyCommand:
                 check_number(name, arguments[name], low, high, whole=kind in (int, int | None))
             _check_kind(name, arguments[name], kind)
 
-    def again(self, arguments: Mapping[str, Any], result: StudyResult) -> str:
+    def again(self, arguments: Mapping[str, object], result: StudyResult) -> str:
         """The command that repeats the study with the files that its result saves."""
         words = ["forerun", self.name, next(iter(result.files), "study.yaml")]
         words += (
@@ -134,8 +135,8 @@ class StudyCommand:
             value = result.document[name] if option.resolved else arguments[name]
             kept = option.resolved or name in ALWAYS_REPEATED or value != parameter.default
             if option.repeated and kept and name not in unused and value not in (None, ()):
-                listed = option.text is str and isinstance(value, list | tuple)
-                value = ",".join(map(_exact, value)) if listed else value
+                if option.text is str and isinstance(value, list | tuple):
+                    value = ",".join(map(_exact, value))
                 words += _repeated(option.flag_of(name, parameter.default), value)
         return shlex.join(words)
 
@@ -148,7 +149,7 @@ def _evaluated(parameter: Parameter, function: Callable[..., Any]) -> Parameter:
     return parameter
 
 
-KINDS: Mapping[Any, tuple[type[Any] | tuple[type[Any], ...], str]] = {
+KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {
     bool: (bool, "True or False"),
     float: (Real, "a number"),
     int: (Integral, "a whole number"),
@@ -160,7 +161,7 @@ KINDS: Mapping[Any, tuple[type[Any] | tuple[type[Any], ...], str]] = {
 """Types of options, the classes that their values may have, and their names."""
 
 
-def _check_kind(name: str, value: Any, kind: Any) -> None:
+def _check_kind(name: str, value: object, kind: object) -> None:
     """Refuse a value that has none of an option's types."""
     kinds = [get_origin(one) or one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
     if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
@@ -175,7 +176,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     raise ArgumentError(name, f"must be {words} (got {value!r})")
 
 
-def _repeated(flag: str, value: Any) -> Iterator[str]:
+def _repeated(flag: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield flag
     elif isinstance(value, Mapping):
@@ -190,7 +191,7 @@ def _repeated(flag: str, value: Any) -> Iterator[str]:
         yield from (flag, _exact(value))
 
 
-def _exact(value: Any) -> str:
+def _exact(value: object) -> str:
     """A value as the shortest text that reads back as the same; whole floats without their point."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
@@ -230,7 +231,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
     return declare
 
 
-def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()) -> dict[str, Any]:
+def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()) -> Json:
     """Fields that the document of every study has, but for its conclusion."""
     from simulator.running.metrics import scenario_document
 
@@ -239,10 +240,10 @@ def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequen
 
 
 def study_document(
-    body: Mapping[str, Any], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
-) -> dict[str, Any]:
+    body: Mapping[str, object], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
+) -> Json:
     """``body`` as plain JSON values, with what the document of every study has."""
     from forerun.document import plain_json
 
-    document: dict[str, Any] = plain_json({**body, **study_header(scenario, seed, basis, notes)})
+    document: Json = plain_json({**body, **study_header(scenario, seed, basis, notes)})
     return document
