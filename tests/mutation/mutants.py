@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("simulator/timing", "simulator/speculation")
-SUITES = ("tests/simulator/timing", "tests/simulator/speculation", "tests/simulator/test_*.py")
+SUITES = ("tests/simulator/timing", "tests/simulator/speculation", "tests/simulator/running")
 LEFT_OUT = ("out", ".*", "build", "dist", "__pycache__", "*.egg-info")
 BUDGET_S = 8.0
 """Seconds of tests for each mutant."""

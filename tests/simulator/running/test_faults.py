@@ -20,7 +20,7 @@ from tiny_scenario import tiny_data
 
 from simulator.cli import main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HANGS_S = 600
 """Seconds after which a process is taken to hang; nothing is judged by the clock before."""
 KERNELS = "op,m,n,k,dtype,measured_s\n" + "".join(
