@@ -1,6 +1,6 @@
 """Short runs of every engine on every chip, with every switch and choice of ``engine``: they keep every invariant.
 
-FORERUN_GRID=6660 pytest -n 0 tests/simulator/running/test_engine_grid.py        # every chip with every engine four times
+FORERUN_GRID=6660 pytest -n 0 tests/simulator/running/test_engine_grid.py    # every chip with every engine four times
 """
 
 import os
