@@ -145,8 +145,10 @@ def grid(*cards: str) -> str:
 
 
 def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
-    """The place of every figure, by id; it has its height before it is drawn, so that nothing moves. A map, or what
-    stands beside long names, scrolls sideways on a narrow screen, so that it stays readable."""
+    """HTML of the place of every figure, by id, with its height, so that nothing moves when it is drawn.
+
+    A map, or a figure with long names, scrolls sideways on a narrow screen.
+    """
     return {
         name: f'<section class="card plot"><div class="scroll"><div class="figure{_wide(figure)}" id="{name}" '
         f'style="min-height: {figure.layout.height or 420}px"></div></div></section>'

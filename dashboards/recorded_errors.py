@@ -24,13 +24,13 @@ OTHER_WORDS = {
     ("attention", "overhead_reduction"): "Attention-level speculation: overhead",
 }
 SAMPLE = "kernels-cpu, "
-"""How names of the shipped sample's comparisons begin."""
+"""Beginning of the names of the shipped sample's comparisons."""
 SHOWN_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How far predictions of one kind were from measurements; percentages of the measurement."""
+    """Errors of predictions of one kind, in percent of the measurement."""
 
     section: str
     """One of ``SECTIONS``."""
@@ -46,7 +46,7 @@ class ErrorRow:
     fitted: str
     """Fitted constants of the prediction, and the data that they were fitted on."""
     ships: bool
-    """Whether anyone can compute it from the package alone."""
+    """True if anyone can compute it from the package alone."""
     date: str = ""
     """Date on which the error was computed, such as 2026-11-21."""
 
@@ -56,7 +56,7 @@ class ErrorRow:
         return (self.section, self.name, self.metric)
 
     def of_part(self, section: str, part: str) -> bool:
-        """Whether the row belongs to a part of what ships: its name is the part's, or begins with it and a comma."""
+        """True if the row is of a shipped part: its name is the part's, or begins with it and a comma."""
         return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
 
 

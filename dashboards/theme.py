@@ -47,7 +47,7 @@ COLOURS = {
     "tokens": ORANGE,
     "verify": GREEN,
 }
-"""What each colour stands for, in every figure."""
+"""Colours by their meaning, in every figure."""
 
 METHOD_LINES = {
     "none": (GREY, "solid"),
@@ -277,7 +277,7 @@ BAR = 40
 
 
 def text_bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Values as bars of text, the longest 40 characters; each row has a label, its value, and words after the bar."""
+    """Values as bars of text; each row has a label, its value, and words after the bar."""
     longest = max(value for _, value, _ in rows)
     width = max(len(label) for label, *_ in rows)
     bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]

@@ -86,7 +86,7 @@ def _units_of(name: str) -> tuple[str, Mapping[str, int | Fraction]]:
 
 
 def plain_number(text: str, name: str = "") -> str:
-    """The number that a text with a unit certainly means in the unit of the field ``name``; empty if there is none.
+    """Number that a text with a unit means in the unit of the field ``name``; empty if uncertain.
 
     Args:
         text: for example ``10k``, ``8rps``, ``1,000``, ``1s`` or ``90%``.
@@ -146,7 +146,7 @@ PLAIN = {
 
 
 def in_words(problem: Mapping[str, Any]) -> str:
-    """What one of pydantic's complaints says of a value, in the wording of other messages.
+    """Complaint of pydantic about a value, in the wording of other messages.
 
     >>> in_words({"type": "literal_error", "msg": "Input should be 'a' or 'b'"})
     "must be 'a' or 'b'"
@@ -166,7 +166,7 @@ def got(value: object, message: str) -> str:
 
 
 def without_unit(text: str, name: str = "", kind: str = "number") -> str:
-    """Error text for a text in place of a number: the number to write where it is certain, else the unit."""
+    """Error text for a text in place of a number: the number to write if certain, else the unit."""
     meant = plain_number(text, name)
     unit = _units_of(name)[0]
     hint = f"; write {meant}" if meant not in ("", text) else f"; write a plain number {unit}" if unit else ""
@@ -353,7 +353,7 @@ def _parts(name: str) -> set[str]:
 
 
 def install_hint(extra: str) -> str:
-    """How the optional parts named ``extra`` are installed."""
+    """Hint at the command that installs the optional parts ``extra``."""
     return f"in Forerun's checkout: pip install -e '.[{extra}]'"
 
 

@@ -89,7 +89,7 @@ class Result:
 
     @property
     def document(self) -> Json:
-        """What ``--json`` writes."""
+        """Content of the file that ``--json`` writes."""
         raise NotImplementedError
 
     @property
@@ -202,7 +202,7 @@ class Result:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What a reader of the figures should know."""
+        """Notes for a reader of the figures."""
         return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -279,7 +279,7 @@ def vars_of(value: object) -> Json:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values hold the same: arrays by their elements, NaN equal to NaN, dataclasses by their fields."""
+    """True if two values hold the same: arrays by element, NaN equal to NaN, dataclasses by field."""
     if isinstance(one, np.ndarray):
         if not isinstance(other, np.ndarray) or one.dtype != other.dtype:
             return False

@@ -33,7 +33,7 @@ LONG_WORDS = 28
 HOURS_FROM_S = 7200.0
 """Seconds from which a duration is written in hours."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
-"""How a cell with a figure begins."""
+"""Beginning of a cell with a figure."""
 _STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 Tone = Literal["", "good", "bad", "faint", "strong"]
 
@@ -52,18 +52,18 @@ class Cell:
     tone: Tone = ""
     """``good`` and ``bad`` where the value is sure to be one of the two; ``faint`` for what is left out of account."""
     value: object = None
-    """What stands for the cell in a data frame; default: the text."""
+    """Value of the cell in a data frame; default: the text."""
     detail: str = ""
     """Words behind the aside that only ``--full``, Markdown and data frames show."""
 
     @property
     def after(self) -> str:
-        """All that stands faintly behind the text."""
+        """Faint words behind the text."""
         return f"{self.aside} {self.detail}".strip()
 
 
 Value = Cell | str | int | float | None
-"""What a cell may hold: numbers are written by :func:`number`, None as ``-``."""
+"""Value of a cell: numbers are written by :func:`number`, None as ``-``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Table:
 
     @property
     def headed(self) -> bool:
-        """Whether the columns have headings."""
+        """True if the columns have headings."""
         return any(self.columns)
 
     @property
@@ -108,7 +108,7 @@ class Table:
         return replace(self, columns=[self.columns[index] for index in kept], rows=rows, details=())
 
     def words(self, index: int) -> bool:
-        """Whether a column holds words alone, or a text that may break its line: it aligns left."""
+        """True if a column holds words alone, or a text that may break its line: it aligns left."""
         known = [text for row in self.rows if (text := cell_text(row[index])) != ABSENT]
         words = bool(known) and not any(map(_FIGURE.match, known))
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
@@ -251,8 +251,7 @@ def _value(cell: Value) -> object:
 
 
 def cell_class(cell: Value, words: bool = False) -> str:
-    """Names by which a style sheet finds a cell: its tone, ``long`` where its words may break the line, and ``words``
-    in a column of them."""
+    """Classes of a cell for style sheets: its tone, ``long`` if its words may break, ``words`` in such a column."""
     long = "long" if len(cell_text(cell)) > LONG_WORDS else ""
     return " ".join(filter(None, (cell.tone if isinstance(cell, Cell) else "", long, "words" if words else "")))
 

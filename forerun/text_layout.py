@@ -1,4 +1,4 @@
-"""Text in lines of a given width: breaks stand between words alone, and no figure is cut or parted from its unit."""
+"""Text in lines of a given width: breaks stand between words, no figure is parted from its unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 _AFTER_FIGURE = re.compile(r"(?:[munk]?s|min|h|d|%|[kMGT]?i?B|[kM]?[WJ]|[a-z]+/s|x)(?:\.\.|[,;:)]|$)")
-"""What belongs to the figure before it: a unit, alone or at the end of an interval."""
+"""Word that belongs to the figure before it: a unit, alone or at the end of an interval."""
 
 
 def pieces(text: str) -> list[str]:

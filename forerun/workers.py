@@ -1,4 +1,4 @@
-"""Processes that share independent runs; without any, or as long as there is little to do, the work is done here."""
+"""Processes that share independent runs; without any, or with little to do, work is done here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORPHAN_CHECK_S = 1.0
-"""How often a worker looks whether the process that it works for still lives."""
+"""Seconds between two looks of a worker at whether the process that it works for still lives."""
 OWN_WORK_S = 2.0
 """CPU seconds of work that a study does by itself before it starts processes: each of them prices kernels anew that
 this one has not priced yet."""
@@ -120,14 +120,14 @@ class Workers:
 
 
 def study_workers(jobs: int | None) -> Workers:
-    """Workers of a study with the option ``jobs``; by default one process per core, as far as the work is worth it."""
+    """Workers of a study with the option ``jobs``; by default one process per core if that pays."""
     if jobs is not None:
         return Workers(jobs if jobs > 1 else 0)
     return Workers(cores() if cores() > 1 else 0, OWN_WORK_S)
 
 
 def _alone(task: Callable[[], T]) -> T:
-    """What ``task`` returns, from a process of its own."""
+    """Run ``task`` in a process of its own."""
     from concurrent.futures.process import BrokenProcessPool
 
     pool = _process_pool(1)
@@ -146,8 +146,10 @@ def _process_pool(count: int) -> ProcessPoolExecutor:
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """End the processes at once: a process that was killed while it waited for work keeps the queue's lock, for which
-    the others would wait for ever."""
+    """End the processes at once.
+
+    A process that was killed while it waited for work keeps the queue's lock, for which the others would wait.
+    """
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:

@@ -33,7 +33,7 @@ _CORE = re.compile(
     r"|(?P<int>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
     r"|(?P<float>[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))"
 )
-"""What a plain value means by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
+"""Meaning of plain values by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
 rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"

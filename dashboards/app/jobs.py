@@ -1,4 +1,4 @@
-"""Work in the background: each task in a process of its own, with progress, that can be cancelled; few at a time.
+"""Work in the background: few tasks at a time, each in a separate process, with progress, cancellable.
 
 Dash's own background callbacks (its diskcache manager) were weighed and left aside: they bound neither how many run nor
 their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
@@ -89,7 +89,7 @@ class Job:
     done: int = 0
     total: int = 0
     answered: bool = False
-    """Whether its files hold a first answer, which it is refining."""
+    """True if its files hold a first answer, which it is refining."""
     message: str = ""
     """Error message in one sentence; empty without an error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -219,7 +219,7 @@ def _end(job: Job, state: str, words: str) -> None:
 
 
 def wait_for_task(tasks: Connection, sender: Connection, parent: int) -> None:
-    """What a process does: it imports what tasks need and works on the one that it is sent, unless ``parent`` ends."""
+    """Import the modules of tasks, then work on the task that is sent, unless ``parent`` ends."""
     follow_parent(parent)
     limit_memory()
     for name in IMPORTED_AHEAD:
@@ -242,7 +242,7 @@ def work(sender: Connection, task: Task, folder: Path) -> None:
 
 
 def limit_memory() -> None:
-    """Let this process and those that it starts have no more memory than a run may, where the system can see to it."""
+    """Limit the memory of this process and its children to that of a run, where the system can."""
     try:
         import resource
     except ImportError:  # Windows
@@ -254,7 +254,7 @@ def limit_memory() -> None:
 
 
 class Teller:
-    """What a task tells its server: how far it is, and that its folder holds a first answer."""
+    """Messages of a task to its server: progress, and that its folder holds a first answer."""
 
     def __init__(self, sender: Connection) -> None:
         self._sender, self._last = sender, 0.0

@@ -1,4 +1,4 @@
-"""What a page is, and how its views and background runs are wired: plain values in, areas and figures out."""
+"""Pages, and the wiring of their views and background runs: plain values in, areas and figures out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Context:
 
     @property
     def served(self) -> ServedFolders:
-        """What the session of this request may read: the served folders, and its own runs."""
+        """Folders that the session of this request may read: the served ones, and its own runs."""
         return self._served.of_session(session[LOCAL] if has_request_context() else LOCAL)
 
     @staticmethod

@@ -44,7 +44,7 @@ def area(name: str) -> Part:
 
 
 def message_area(name: str = MESSAGE) -> Part:
-    """Where a view says what is wrong."""
+    """Place in which a view says what is wrong."""
     return lambda page: dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
 
 
@@ -59,7 +59,7 @@ def side_by_side(*content: Part) -> Part:
 
 
 def spec(figure: go.Figure | None) -> Json | None:
-    """What a figure's store holds; None draws nothing."""
+    """Content of a figure's store; None draws nothing."""
     if figure is None:
         return None
     plain = figure.to_plotly_json()
@@ -126,7 +126,7 @@ def remark(text: str) -> Component:
 
 
 def warning_area(lines: Sequence[str]) -> Component:
-    """What of a link could not be honoured, and what is shown instead; nothing where all was."""
+    """Warning about parts of a link that cannot be shown, and what is shown instead; None without any."""
     if not lines:
         return None
     title = "This link requested something that cannot be shown"

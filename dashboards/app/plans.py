@@ -1,4 +1,4 @@
-"""What pages compute in processes of their own: a capacity plan with a first answer, and adaptive verification."""
+"""Tasks of pages in separate processes: a capacity plan with a first answer, and adaptive verification."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST_ANSWER: Json = {
 }
 """Options of a first answer: few requests, nothing that only refines it."""
 FIRST_VARIED = {"engine.max_num_batched_tokens": (2048,)}
-"""Of the values that a plan tries by itself, those of its first answer."""
+"""Values that the first answer of a plan tries, fewer than the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,10 @@ class PlanTask:
 def adaptive_throughput(
     loads: Sequence[int], fixed: Sequence[int], scenario: str, confidence: str, prompt: int, output: int
 ) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    """Output tokens per second over concurrent requests: the best number of draft tokens of ``fixed``, verification by
-    confidence of the last of them, and the basis of the last run.
+    """Simulate output tokens per second over concurrent requests, and the basis of the last run.
+
+    Returns:
+        The best number of draft tokens of ``fixed``, verification by confidence of the last of them, the basis.
     """
     from simulator.running.metrics import summarise
     from simulator.running.run import simulate

@@ -1,4 +1,4 @@
-"""What the app may read: runs and kernel traces inside the served folders, and nothing else."""
+"""Files that the app may read: runs, logs and kernel traces inside the served folders, and nothing else."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ServedFolders:
         return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:
-        """What to load for the name of a chip: a catalogue name as it is, the sample's machine as its file."""
+        """Name or file to load for a chip: a catalogue name as it is, the sample's machine as its file."""
         return str(_sample("kernels-cpu.machine.yaml")) if name == SAMPLE_CHIP else name
 
     def confined(self, name: str) -> Path | None:
@@ -207,7 +207,7 @@ def _load(folder: Path, _modified_ns: int) -> RunFolder:
 
 @lru_cache(maxsize=4096)
 def _is_log(path: Path, modified_ns: int) -> bool:
-    """Whether a table holds requests; only its head is read."""
+    """True if a table holds requests; only its head is read."""
     try:
         return not _recognised(path, modified_ns) and open_trace(path, "auto").streams
     except (TraceError, OSError, ValueError, RecursionError):
@@ -238,7 +238,7 @@ def _measured_kind(path: Path, _modified_ns: int) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _recognised(path: Path, _modified_ns: int) -> bool:
-    """Whether the columns of a table are those of a kernel trace; only its head is read."""
+    """True if the columns of a table are those of a kernel trace; only its head is read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

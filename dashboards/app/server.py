@@ -158,7 +158,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """True if only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -188,7 +188,7 @@ def _refuse_foreign(hosts: Sequence[str]) -> None:
 
 
 def _admit(token: str) -> object:
-    """Let a browser in that brings the token, and remember it; others get a page that says where the token is."""
+    """Admit and remember a browser that brings the token; others get a page that says where it is."""
     token_sent = request.args.get("token")
     if token_sent is not None and hmac.compare_digest(token_sent.encode(), token.encode()):
         session[ADMITTED] = True

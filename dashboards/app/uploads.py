@@ -1,4 +1,4 @@
-"""A scenario that came through the browser: unable to name files of the server, and no larger than the app may run.
+"""Scenarios from a browser: they name no files of the server and are no larger than the app may run.
 
 It is read in the process that runs it, where memory and time are bounded: a short text can take long to read.
 """
@@ -137,7 +137,7 @@ def checked_size(scenario: Scenario, place: str) -> Scenario:
 
 
 def _most_of(path: tuple[Key, ...]) -> int | None:
-    """What a number at this place may be at most here."""
+    """Largest number that may stand at this place of an uploaded scenario; None for any."""
     if path[-1] == "num_requests":
         return MOST_REQUESTS
     if path[-1] in ("replicas", "system_prompts"):

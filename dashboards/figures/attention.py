@@ -286,7 +286,7 @@ def atlas_data(cases: Sequence[Json], names: Sequence[str], batch: int, title: s
 
 
 def region_words(case: Json, batch: int) -> str:
-    """From which context on a layout of the atlas pays, and its largest gain with the range; of those whose KV fits."""
+    """Context from which a layout of the atlas pays, and its largest gain with the range, where its KV fits."""
     rows = [row for row in case["gains"] if row["batch"] == batch and row["fits"]]
     if not rows:
         return "KV does not fit"
@@ -322,7 +322,7 @@ LABEL_SHARE = 0.19
 
 
 class GanttData(NamedTuple):
-    """What two groups and their link did, for a pass that hits and for one that misses its first layer."""
+    """Work of two groups and their link, for a pass that hits and one that misses its first layer."""
 
     hit: PassTrace
     miss: PassTrace

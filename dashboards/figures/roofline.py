@@ -20,7 +20,7 @@ SYMBOLS = {"gemm": "circle", "attention": "diamond", "moe": "square", "elementwi
 
 
 class RooflinePoint(NamedTuple):
-    """One kind of kernel of a step; kernels of a layer count once, ``share`` is of the whole step's device time."""
+    """One kind of kernel of a step; kernels of a layer count once, ``share`` is of the step's time."""
 
     phase: str
     kernel: Kernel

@@ -150,7 +150,7 @@ class TimelineData(NamedTuple):
 
 
 def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> TimelineData:
-    """Average the engine steps of ``run`` over ``bins`` equal parts of the time from the first to the last of them."""
+    """Average the engine steps of ``run`` over ``bins`` equal parts of its time."""
     steps = run.steps
     spans = spans or request_spans(run, bins)
     if spans is None:
@@ -254,7 +254,7 @@ def timeline_figure(data: TimelineData) -> go.Figure:
 
 
 class BoundTimeData(NamedTuple):
-    """Shares of engine time per bin, summing to 1 where replicas ran or idled; ``time_s`` is the middle of each bin."""
+    """Shares of engine time per bin, idle included; ``time_s`` is the middle of each bin."""
 
     time_s: FloatArray
     bin_s: float

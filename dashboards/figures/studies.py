@@ -86,7 +86,7 @@ class TornadoRow(NamedTuple):
 
 
 class TornadoData(NamedTuple):
-    """How one variant's speedup moves with each assumed parameter, widest first."""
+    """Speedups of one variant at both ends of each assumed parameter, widest first."""
 
     rows: tuple[TornadoRow, ...]
     variant: str
@@ -196,7 +196,7 @@ def thresholds_data(document: Json) -> BarsData:
 
 
 def twin_data(document: Json) -> BarsData:
-    """How far each metric of a live engine lies from its simulation, percent."""
+    """Gap of each metric between a live engine and its simulation, percent."""
     bars = [
         (row["metric"], float(row["gap_percent"]), not row["alarm"])
         for row in document["checks"]
@@ -344,15 +344,15 @@ class LayoutPoint(NamedTuple):
 
     layout: str
     group: str
-    """What its colour stands for: a chip with its parallelism and method, whatever replicas and token budget."""
+    """Meaning of its colour: a chip with its parallelism and method, whatever replicas and token budget."""
     request_rate: float
     x: float
     y: float
     meets: bool
     on_front: bool
-    """Whether no other point of its group is better on both axes."""
+    """True if no other point of its group is better on both axes."""
     answer: bool
-    """Whether it is the best layout at the planned load."""
+    """True if it is the best layout at the planned load."""
 
 
 class ParetoData(NamedTuple):
@@ -416,7 +416,7 @@ def _groups(chips: Mapping[str, str]) -> dict[str, str]:
 
 
 def pareto_figure(data: ParetoData) -> go.Figure:
-    """The best points of each group of layouts as a line, its others faint beside it, and the answer as a star."""
+    """Best points of each group of layouts as a line, its others faint, and the answer as a star."""
     figure = go.Figure()
     colours = dict(zip(dict.fromkeys(p.group for p in data.points), cycle(GROUP_COLOURS), strict=False))
     hover = (
@@ -571,7 +571,7 @@ class TuningData(NamedTuple):
 
     @property
     def drafts(self) -> list[list[str]]:
-        """What is drafted in each cell."""
+        """Draft tokens or tree of each cell."""
         return [[cell["draft"].replace("tree of ", "T") for cell in row] for row in self.cells.values()]
 
     @property
@@ -598,7 +598,7 @@ def _hover(cell: Json) -> str:
 
 
 def tuning_figure(data: TuningData) -> go.Figure:
-    """A heat map: what to draft in every cell, and the speed-up of the best way to draft; 1 is neutral."""
+    """Heat map of the draft tokens and the speed-up of the best way to draft; 1 is neutral."""
     words = [
         [
             f"<b>{draft.removeprefix('K=')}</b><br>{cell['if_on']['speedup']:.2f}{'' if cell['fits_kv_cache'] else '*'}"
@@ -618,7 +618,7 @@ def tuning_figure(data: TuningData) -> go.Figure:
 
 
 def tuning_text(data: TuningData) -> str:
-    """What to draft as a grid of text, contexts down and batches across."""
+    """Draft tokens as a grid of text, contexts down and batches across."""
     lines = [f"{'context':>9} | " + " ".join(f"{text:>10}" for text in data.batches)]
     for context, drafts, speedups in zip(data.cells, data.drafts, data.speedup, strict=True):
         words = [f"{draft} {speedup:.2f}" for draft, speedup in zip(drafts, speedups, strict=True)]

@@ -101,7 +101,7 @@ def draft_pool(
     seed: Annotated[int, Option("Seed of how many drafts made ahead are kept.", min=0)] = 0,
     progress: ProgressCall | None = None,
 ) -> "DraftPoolResult":
-    """How many verifiers may share one drafter, waiting for the verdict or drafting ahead of it, and what a loss costs.
+    """Find how many verifiers may share one drafter, with and without drafting ahead, and the cost of a loss.
 
     Args:
         scenario: has a drafter on separate chips; its workload is ignored.
@@ -150,7 +150,7 @@ def rollouts(
     seed: Annotated[int, Option("Seed of lengths and acceptance.", min=0)] = 0,
     progress: ProgressCall | None = None,
 ) -> "RolloutsResult":
-    """How long a step of reinforcement learning takes without drafts, with drafts, and with drafts in its tail alone.
+    """Predict a step of reinforcement learning without drafts, with drafts, and with drafts in its tail alone.
 
     All prompts of a step are sent at once. The batch is full at first and falls as responses end, so drafts that lose
     in the full phase may win in the tail.

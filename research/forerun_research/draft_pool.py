@@ -136,7 +136,7 @@ class PoolShape:
     max_batch: int = 1
     """Verifiers whose drafts a drafter computes together."""
     ahead: bool = False
-    """Whether drafters go on while a step verifies; sequences that went another way are drafted again."""
+    """True if drafters go on while a step verifies; sequences that went another way are drafted again."""
     lost_s: float | None = None
     """When the first drafter is lost; its verifiers decode without drafts until another has read their contexts."""
 

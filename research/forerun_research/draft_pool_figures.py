@@ -26,7 +26,7 @@ def pool_data(document: dict[str, Any]) -> PoolData:
 
 
 def pool_figure(data: PoolData) -> go.Figure:
-    """Gain over the same verifiers without drafts, a line and a band per way of drafting; below 1 it does not pay."""
+    """Gain over the same verifiers without drafts, a line and a band per way of drafting."""
     figure = go.Figure()
     for (way, rows), colour in zip(data.gains.items(), (theme.BLUE, theme.VERMILLION), strict=True):
         shares = [row["verifiers_per_drafter"] for row in rows]

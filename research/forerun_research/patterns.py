@@ -71,7 +71,7 @@ class PatternTraffic:
 
     @property
     def csv(self) -> str:
-        """As a request trace that ``workload.trace`` reads; the last column is for ``forerun race --replay`` alone."""
+        """Request trace that ``workload.trace`` reads; the last column is for ``forerun race --replay`` alone."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -93,7 +93,7 @@ def searched_race(
     jobs: int | None,
     progress: ProgressCall | None,
 ) -> RaceResult:
-    """A race on patterns of which the first are drawn, the others made of what hurt the controllers most so far."""
+    """Race on patterns: the first are drawn, the others made of those that hurt the controllers most."""
     rng = np.random.default_rng([seed, 0xACE])
     first = max(1, round(patterns * (1 - SEARCHED)))
     sizes = [first, *(len(part) for part in np.array_split(np.arange(patterns - first), ROUNDS) if len(part))]
@@ -223,7 +223,7 @@ def _built(text: str, name: str) -> Build:
 
 
 def is_fixed(name: str) -> bool:
-    """Whether a controller never changes K: off, or a fixed number of draft tokens."""
+    """True if a controller never changes K: off, or a fixed number of draft tokens."""
     return name == OFF or name.startswith(f"{FIXED}-")
 
 

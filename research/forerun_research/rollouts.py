@@ -1,4 +1,4 @@
-"""Responses of a training step: a burst that shares prompts in groups, its long tail, and when drafts pay in it."""
+"""Responses of a training step: a burst that shares prompts, its long tail, and drafts in it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Responses(NamedTuple):
     remaining: IntArray
 
     def stream(self, block_tokens: int) -> RequestStream:
-        """All responses as a burst; the whole blocks of a prompt are the same for all of its group."""
+        """Requests of a burst; the whole blocks of a prompt are the same for its group."""
         tokens = self.prompt_tokens + self.generated
         own = np.arange(len(tokens))
         hashes = PrefixHashes.of_groups(tokens, self.prompt_tokens, self.prompt, own, block_tokens)
         return RequestStream(np.zeros(len(tokens)), tokens, self.remaining, None, prefix_hashes=hashes)
 
     def after(self, generated: IntArray) -> Responses:
-        """Those that have not ended after so many further tokens of each."""
+        """Responses that have not ended after ``generated`` further tokens of each."""
         left = generated < self.remaining
         parts = self.prompt_tokens, self.prompt, self.generated + generated, self.remaining - generated
         return Responses(*(part[left] for part in parts))
@@ -207,7 +207,7 @@ class _Rollouts:
             self.progress(self.done, self.runs)
 
     def _responses(self, left: Responses | None, step: int) -> Responses:
-        """Those that the step before left, and new ones in whole groups; the same draws for every way."""
+        """Responses that the step before left, and new ones in whole groups; the same draws for every way."""
         missing = self.started - (0 if left is None else len(left.remaining))
         rng = np.random.default_rng([self.seed, step] if step else self.seed)
         new = new_responses(self.ways[NO_DRAFTS], missing, self.options["group"], rng, step * self.started)

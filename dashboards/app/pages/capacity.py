@@ -103,7 +103,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def _state_note(state: str | None) -> Component:
-    """What a plan is while another is being computed; None at other times."""
+    """Note on a plan while another is being computed; None at other times."""
     words = {
         "running": "The old plan. The new one is being computed and takes its place.",
         FIRST: f"First answer, from the log's busiest {FIRST_ANSWER['requests']:,} requests; all of it follows.",

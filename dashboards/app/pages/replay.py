@@ -64,7 +64,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def compute_record() -> Shown:
-    """How far off predictions have been, by what was predicted; the worst comparison of each by name."""
+    """Errors of predictions by predicted quantity, with the worst comparison of each by name."""
     rows = replays.record()
     notes = [
         f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",

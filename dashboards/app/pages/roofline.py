@@ -87,7 +87,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def bounds_sentence(phase_kernels: dict[str, list[Kernel]], draft_tokens: int) -> str:
-    """What binds most of each phase, and what verifying costs over decoding."""
+    """Bound of most of each phase, and the cost of verifying over decoding, as a sentence."""
     seconds = {phase: sum(kernel.step_s for kernel in kernels) for phase, kernels in phase_kernels.items()}
     parts = []
     for phase, kernels in phase_kernels.items():

@@ -43,7 +43,7 @@ def buttons(page: str) -> Component:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """What the summary of the chosen run says; the records are for the other views, which may take longer."""
+    """Figures of the chosen run's summary; the other views read its records, which may take longer."""
     if not values["run"]:
         words = "There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario."
         return {"lead": parts.remark(words), "notes": parts.rests_on(None)}

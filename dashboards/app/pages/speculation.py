@@ -103,7 +103,7 @@ def compute_acceptance(_context: Context, values: Values) -> Shown:
 
 
 def has_confidence(method: Any) -> bool:
-    """Whether a drafter knows how likely its tokens are: all but those that look text up."""
+    """True if a drafter knows how likely its tokens are: any but those that look text up."""
     return not METHODS[method].looks_up
 
 
@@ -123,7 +123,7 @@ def compute_adaptive(context: Context, values: Values) -> Shown:
 
 _SIMULATING = threading.Lock()
 _NEWEST: dict[str, tuple[object, ...]] = {}
-"""What each session looks at."""
+"""Latest request of each session."""
 
 
 @lru_cache(maxsize=16)

@@ -47,7 +47,7 @@ def _read(path: Path, _modified_ns: int, names: str) -> tuple[RequestTable, Requ
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """What the chosen log holds."""
+    """Statistics and figure of the chosen log."""
     path = context.served.log(values[GIVEN])
     try:
         requests, statistics = _read(path, path.stat().st_mtime_ns, values["columns"])
