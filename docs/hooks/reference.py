@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,7 +13,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import forerun as fr
+from forerun.document import json_schema
 from forerun.tables import glossary_text
+from simulator.studies.plan.thresholds import ThresholdsResult
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 """What is generated, and what stands there for who reads the page in a checkout."""
@@ -36,6 +40,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in sorted(RESEARCH.glob("*.md")):
         files.append(File.generated(config, f"research/{page.name}", abs_src_path=str(page)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the JSON Schema of every study's document."""
+    folder = Path(config.site_dir) / "reference" / "schemas"
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, schema in _documents().items():
+        (folder / f"{kind}.json").write_text(json.dumps(schema, indent=1), encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -481,6 +493,41 @@ def traces_page() -> Iterator[str]:
         yield f"| `{canonical}` | {f'`{words[canonical]}`' if canonical in words else ''} | {names} |"
 
 
+def _documents() -> dict[str, Any]:
+    """JSON Schema of the typed documents, by kind of result."""
+    results = (fr.CompareResult, fr.PlanResult, ThresholdsResult, fr.SweepResult, fr.TuneResult)
+    return {one.kind: json_schema(one.document_type) for one in results}
+
+
+def documents_page() -> Iterator[str]:
+    """Every field of a study's document with its type, parts after the whole."""
+    for kind, schema in _documents().items():
+        yield f"## `{kind}` {{#{kind}}}"
+        for name, part in {"": schema, **schema.get("$defs", {})}.items():
+            yield ""
+            yield f"{f'**{name}**: ' if name else ''}{part.get('description', '').strip()}"
+            yield ""
+            yield "| key | type |"
+            yield "|---|---|"
+            for key, described in part.get("properties", {}).items():
+                yield f"| `{key}` | {_type_words(described)} |"
+        yield ""
+
+
+def _type_words(described: dict[str, Any]) -> str:
+    """The type of a key of a JSON Schema, such as ``list of Crossing`` or ``number or null``."""
+    if "$ref" in described:
+        return str(described["$ref"].rpartition("/")[2])
+    if "anyOf" in described:
+        return " or ".join(map(_type_words, described["anyOf"]))
+    if described.get("type") == "array":
+        return f"list of {_type_words(described.get('items', {}))}"
+    inner = described.get("additionalProperties")
+    if isinstance(inner, dict):
+        return f"object of {_type_words(inner)}"
+    return str(described.get("type", "any value"))
+
+
 def changelog() -> Iterator[str]:
     """CHANGELOG.md without its title."""
     text = (Path(__file__).resolve().parents[2] / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -494,6 +541,7 @@ def nothing() -> Iterator[str]:
 
 GENERATED = {
     "changelog": changelog,
+    "documents": documents_page,
     "scenario": scenario_page,
     "commands": commands_page,
     "glossary": lambda: [glossary_text()],

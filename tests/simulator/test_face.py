@@ -1,14 +1,17 @@
 """The face: one call per question, one kind of result, and errors that name arguments."""
 
+import json
 import pickle
 from importlib.resources import files
 
+import jsonschema
 import pytest
 from results import checked_result
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 import simulator as fr
+from forerun.document import json_schema, read_document
 
 CURVE = drafts("eagle3", 3, 0.6)
 
@@ -43,6 +46,20 @@ def test_every_study_returns_one_kind_of_result(results, kind, tmp_path):
     assert result.summary["answer"] == result.conclusion
     assert result.figure().data
     checked_result(result, tmp_path / kind, "report.html", "report.md", f"{kind}.json")
+
+
+@pytest.mark.parametrize("kind", ["compare", "plan", "tune", "sweep"])
+def test_a_document_fits_its_schema_and_reads_back_as_the_same(results, kind):
+    result = results[kind]
+    document = json.loads(json.dumps(result.document, allow_nan=False))
+    assert read_document(type(result.data), document) == result.data
+    schema = json_schema(result.document_type)
+    jsonschema.validate(document, schema)
+    assert document.keys() <= schema["properties"].keys()
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | {"seed": "three"}, schema)
+    with pytest.raises(fr.ForerunError, match="seed: must be a whole number"):
+        read_document(type(result.data), document | {"seed": "three"})
 
 
 def test_the_frames_hold_the_figures_of_the_documents(results):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray
+from forerun.document import DocumentPart, StudyDocument
 from forerun.errors import ArgumentError, ForerunError
 from forerun.result import Summary
 from forerun.tables import Cell, Table, Value, number
@@ -26,7 +27,7 @@ from simulator.speculation.confidence import threshold_chain
 from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
 from simulator.speculation.methods import names_in
 from simulator.studies.engine_flags import engine_name
-from simulator.studies.frame import study_document
+from simulator.studies.frame import study_header
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.steady_state.traffic import population
 from simulator.studies.study_file import yaml_text
@@ -111,6 +112,64 @@ def fit_machine(measured: Sequence[tuple[float, float, float]], spread: float = 
     return machine
 
 
+@dataclass(frozen=True, kw_only=True)
+class MachineDraft(DocumentPart):
+    """One way to draft on a machine: its rate and its speed-up, with their 90 % intervals."""
+
+    batch: list[int]
+    context: list[int]
+    num_speculative_tokens: int
+    p_min: float
+    acceptance_length: float
+    tokens_per_s: float
+    tokens_per_s_low: float
+    tokens_per_s_high: float
+    speedup: float
+    low: float
+    high: float
+
+    @property
+    def words(self) -> str:
+        """The rate with its interval."""
+        ends = f"{number(self.tokens_per_s_low, 3)} to {number(self.tokens_per_s_high, 3)}"
+        return f"{number(self.tokens_per_s, 3)} tok/s ({ends})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRate(DocumentPart):
+    """A rate that was measured on the machine, with its step as priced and as fitted."""
+
+    where: str
+    streams: int
+    num_speculative_tokens: int
+    step_ms: float
+    priced_ms: float
+    fitted_ms: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class MachineFactor(DocumentPart):
+    """A correction factor with its 90 % interval."""
+
+    factor: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineDocument(StudyDocument):
+    """The ``tune`` JSON of one machine."""
+
+    table: list[MachineDraft]
+    best: MachineDraft
+    machine: dict[str, MachineFactor]
+    measured: list[MeasuredRate]
+    acceptance: dict[str, Any]
+    engine: str
+    emit: str
+
+
 def tuned_machine(
     base: Scenario,
     logs: Sequence[Path | str],
@@ -143,45 +202,43 @@ def tuned_machine(
         for streams in lanes
         for cell in _cells(prices, machine, bands, survival, accepted_spread, streams, around, tried, thresholds)
     ]
-    alternatives = [cell for cell in cells if cell["batch"] == cells[0]["batch"]]
-    sure = [cell for cell in alternatives if not cell["num_speculative_tokens"] or cell["low"] > 1.0]
-    best = max(sure, key=lambda cell: cell["tokens_per_s"])
-    flags = llama_flags(base, best["num_speculative_tokens"], best["p_min"])
+    alternatives = [cell for cell in cells if cell.batch == cells[0].batch]
+    sure = [cell for cell in alternatives if not cell.num_speculative_tokens or cell.low > 1.0]
+    best = max(sure, key=lambda cell: cell.tokens_per_s)
     ends = LEVEL * np.sqrt(np.diag(machine.covariance))
-    factors = [
-        {"factor": float(np.exp(m)), "low": float(np.exp(m - e)), "high": float(np.exp(m + e))}
+    every_step, further_rows = (
+        MachineFactor(*(float(np.exp(value)) for value in (m, m - e, m + e)))
         for m, e in zip(machine.mean, ends, strict=True)
-    ]
-    measured_rows = [
-        {
-            "where": rate.place,
-            "streams": rate.streams,
-            "num_speculative_tokens": round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
-            "step_ms": seconds * 1e3,
-            "priced_ms": step * 1e3,
-            "fitted_ms": machine.seconds(plain, step) * 1e3,
-            "tokens_per_s": rate.tokens_per_s,
-        }
-        for rate, plain, step, seconds in rows
-    ]
-    body = {
-        "table": [cell | {"context": [around, around]} for cell in cells],
-        "best": best,
-        "machine": {"every_step": factors[0], "further_rows": factors[1]},
-        "measured": measured_rows,
-        "acceptance": {"from": source, "lengths": {str(k): v for k, v in accepted.items()}},
-        "engine": "llama.cpp",
-        "emit": flags,
-        "conclusion": _conclusion(cells, best, len(rows)),
-    }
+    )
     unmeasured = "nothing was measured here: give --measured 43 (tokens per second without drafting) or --from-log"
     notes = [
         f"acceptance is that of {source}",
         *([] if rows else [unmeasured]),
         "a confidence threshold is priced for each request alone; confidences are taken to be calibrated",
     ]
-    document = study_document(body, base, 0, prices.build(1, 0).basis, notes)
-    return MachineResult(document, files={"scenario.yaml": yaml_text(document["scenario"])})
+    data = MachineDocument(
+        table=cells,
+        best=best,
+        machine={"every_step": every_step, "further_rows": further_rows},
+        measured=[
+            MeasuredRate(
+                where=rate.place,
+                streams=rate.streams,
+                num_speculative_tokens=round(rate.draft_tokens) if rate.accepted >= 0 else rate.drafted,
+                step_ms=seconds * 1e3,
+                priced_ms=step * 1e3,
+                fitted_ms=machine.seconds(plain, step) * 1e3,
+                tokens_per_s=rate.tokens_per_s,
+            )
+            for rate, plain, step, seconds in rows
+        ],
+        acceptance={"from": source, "lengths": {str(k): v for k, v in accepted.items()}},
+        engine="llama.cpp",
+        emit=llama_flags(base, best.num_speculative_tokens, best.p_min),
+        conclusion=_conclusion(cells, best, len(rows)),
+        **study_header(base, 0, prices.build(1, 0).basis, notes),
+    )
+    return MachineResult(data, files={"scenario.yaml": yaml_text(data.scenario)})
 
 
 def _thresholds(texts: Sequence[float] | str) -> tuple[float, ...]:
@@ -267,14 +324,14 @@ def _cells(
     context: int,
     tried: Sequence[int],
     thresholds: Sequence[float],
-) -> list[dict[str, Any]]:
+) -> list[MachineDraft]:
     """Rates of every way to draft, the one without first; ``bands`` of a run without and with drafts."""
     assert prices.scenario.speculation is not None
     overhead = method_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
     one_row, plain = prices.seconds(1, context, 0)[0], prices.seconds(streams, context, 0)[1]
     steps = {0: plain} | {k: prices.seconds(streams, context, k)[1] for k in range(1, max(tried) + 1)}
     rates = conditional_rates(survival.tolist())
-    cells = [_cell(machine, bands[0], _Steps(one_row, plain, plain), streams, (0, 0.0), 1.0, 0.0)]
+    cells = [_cell(machine, bands[0], _Steps(one_row, plain, plain), streams, context, (0, 0.0), 1.0, 0.0)]
     pass_s = max(0.0, (steps[max(tried)] - plain) / max(tried))
     for k in tried:
         for threshold in thresholds:
@@ -290,6 +347,7 @@ def _cells(
                     bands[1],
                     step_times,
                     streams,
+                    context,
                     (k, threshold),
                     chain.length,
                     float(np.log(surer / chain.length)),
@@ -336,11 +394,12 @@ def _cell(
     band: Band,
     steps: _Steps,
     streams: int,
+    context: int,
     draft: tuple[int, float],
     length: float,
     accepted_spread: float,
-) -> dict[str, Any]:
-    """One row of the table: its rate and its speed-up, with their 90 % intervals.
+) -> MachineDraft:
+    """One row of the table.
 
     The rate has the interval of a run, narrowed by as much as measured rates narrow the factors of the machine.
     """
@@ -350,18 +409,19 @@ def _cell(
     narrow = float(np.exp(LEVEL * np.sqrt((slope - other) @ machine.covariance @ (slope - other) + drafts)))
     left = np.sqrt((slope @ machine.covariance @ slope + drafts) / (slope @ untouched @ slope + drafts))
     rate, speedup = streams * length / seconds, length * without / seconds
-    return {
-        "batch": [streams, streams],
-        "num_speculative_tokens": draft[0],
-        "p_min": draft[1],
-        "acceptance_length": length,
-        "tokens_per_s": rate,
-        "tokens_per_s_low": rate * float(band.high**-left),
-        "tokens_per_s_high": rate * float(band.low**-left),
-        "speedup": speedup,
-        "low": speedup / (narrow if draft[0] else 1.0),
-        "high": speedup * (narrow if draft[0] else 1.0),
-    }
+    return MachineDraft(
+        batch=[streams, streams],
+        context=[context, context],
+        num_speculative_tokens=draft[0],
+        p_min=draft[1],
+        acceptance_length=length,
+        tokens_per_s=rate,
+        tokens_per_s_low=rate * float(band.high**-left),
+        tokens_per_s_high=rate * float(band.low**-left),
+        speedup=speedup,
+        low=speedup / (narrow if draft[0] else 1.0),
+        high=speedup * (narrow if draft[0] else 1.0),
+    )
 
 
 def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
@@ -377,71 +437,67 @@ def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
     return f"{known.name} --spec-draft-n-max {tokens} --spec-draft-p-min {p_min:g}{split}" if tokens else ""
 
 
-def _conclusion(cells: list[dict[str, Any]], best: dict[str, Any], measured: int) -> str:
-    plain_rate = f"{_rate_words(cells[0])} without drafting"
+def _conclusion(cells: Sequence[MachineDraft], best: MachineDraft, measured: int) -> str:
+    plain_rate = f"{cells[0].words} without drafting"
     basis = f"from {measured} measured rate{'s' if measured != 1 else ''}" if measured else "from class defaults alone"
-    if not best["num_speculative_tokens"]:
-        first = max((c for c in cells if c["batch"] == best["batch"]), key=lambda cell: cell["tokens_per_s"])
+    if not best.num_speculative_tokens:
+        first = max((cell for cell in cells if cell.batch == best.batch), key=lambda cell: cell.tokens_per_s)
         if first == best:
             return f"Drafting does not pay here: {plain_rate}, {basis}."
         return (
-            f"Do not draft: no draft is sure to pay here. The best, n-max {first['num_speculative_tokens']}, gives "
-            f"{first['speedup']:.2f} times ({first['low']:.2f} to {first['high']:.2f}) the {plain_rate}, {basis}; "
+            f"Do not draft: no draft is sure to pay here. The best, n-max {first.num_speculative_tokens}, gives "
+            f"{first.speedup:.2f} times ({first.low:.2f} to {first.high:.2f}) the {plain_rate}, {basis}; "
             "--measured or --from-log narrows that."
         )
-    threshold = f", p-min {best['p_min']:g}" if best["p_min"] else ""
-    draft = f"n-max {best['num_speculative_tokens']}{threshold}"
-    return f"Best with {draft}: {_rate_words(best)}, {best['speedup']:.2f} times the {plain_rate}, {basis}."
+    threshold = f", p-min {best.p_min:g}" if best.p_min else ""
+    draft = f"n-max {best.num_speculative_tokens}{threshold}"
+    return f"Best with {draft}: {best.words}, {best.speedup:.2f} times the {plain_rate}, {basis}."
 
 
-def _rate_words(cell: dict[str, Any]) -> str:
-    ends = f"{number(cell['tokens_per_s_low'], 3)} to {number(cell['tokens_per_s_high'], 3)}"
-    return f"{number(cell['tokens_per_s'], 3)} tok/s ({ends})"
-
-
-class MachineResult(TunedResult):
+class MachineResult(TunedResult[MachineDocument]):
     """Drafts on one machine; its data frame has a row for each."""
+
+    document_type = MachineDocument
 
     @property
     def title(self) -> str:
-        return f"Speculation on this machine: {self.model} on {self.document['scenario']['hardware']['chip']}"
+        return f"Speculation on this machine: {self.model} on {self.data.scenario['hardware']['chip']}"
 
     @property
     def summary(self) -> Summary:
         keys = ("num_speculative_tokens", "p_min", "tokens_per_s", "speedup", "low", "high")
-        best = self.document["best"]
-        return Summary({**{key: best[key] for key in keys}, "flags": self.flags, "answer": self.conclusion})
+        figures = {key: getattr(self.data.best, key) for key in keys}
+        return Summary({**figures, "flags": self.flags, "answer": self.conclusion})
 
     def records(self) -> list[dict[str, Any]]:
-        return [{**row, "batch": row["batch"][0], "context": row["context"][0]} for row in self.document["table"]]
+        return [{**vars(row), "batch": row.batch[0], "context": row.context[0]} for row in self.data.table]
 
     def tables(self) -> list[Table]:
         flags = Table("Flags", ("engine", "flags"), [["llama.cpp", self.flags]] if self.flags else [], name="flags")
-        others = (_measured_table(self.document), flags)
-        return [_rates_table(self.document), *(table for table in others if table.rows)]
+        others = (_measured_table(self.data.measured), flags)
+        return [_rates_table(self.data), *(table for table in others if table.rows)]
 
 
-def _rates_table(document: dict[str, Any]) -> Table:
-    thresholds = list(dict.fromkeys(row["p_min"] for row in document["table"]))
+def _rates_table(data: MachineDocument) -> Table:
+    thresholds = list(dict.fromkeys(row.p_min for row in data.table))
     lines: dict[tuple[int, int], list[Value]] = {}
-    for row in document["table"]:
-        key = (row["batch"][0], row["num_speculative_tokens"])
+    for row in data.table:
         words = Cell(
-            f"{row['tokens_per_s']:.1f}",
-            aside=f"{row['tokens_per_s_low']:.0f}-{row['tokens_per_s_high']:.0f}, {row['speedup']:.2f}x",
-            tone="strong" if row == document["best"] | {"context": row["context"]} else "",
-            value=row["tokens_per_s"],
+            f"{row.tokens_per_s:.1f}",
+            aside=f"{row.tokens_per_s_low:.0f}-{row.tokens_per_s_high:.0f}, {row.speedup:.2f}x",
+            tone="strong" if row == data.best else "",
+            value=row.tokens_per_s,
         )
-        lines.setdefault(key, []).append(words)
+        lines.setdefault((row.batch[0], row.num_speculative_tokens), []).append(words)
     named = (f"p-min {threshold:g}" if threshold else "no threshold" for threshold in thresholds)
     padded = [[*key, *cells, *[None] * (len(thresholds) - len(cells))] for key, cells in lines.items()]
     return Table("Tokens per second (90 % interval, speed-up)", ["streams", "n-max", *named], padded, name="rates")
 
 
-def _measured_table(document: dict[str, Any]) -> Table:
+def _measured_table(measured: Sequence[MeasuredRate]) -> Table:
     keys = ("streams", "num_speculative_tokens", "tokens_per_s", "step_ms", "priced_ms", "fitted_ms")
     rows: list[list[Value]] = [
-        [row["where"], *(Cell(number(row[key], 4), value=row[key]) for key in keys)] for row in document["measured"]
+        [row.where, *(Cell(number(getattr(row, key), 4), value=getattr(row, key)) for key in keys)] for row in measured
     ]
     columns = ("where", "streams", "draft tokens", "tok/s", "step ms", "priced ms", "fitted ms")
     return Table("Measured on this machine", columns, rows, shown=20, name="measured")
