@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from forerun.studies import ArgumentError, Jobs, Mode, Option, ProgressCall, axis_values, study, study_of
+from forerun.studies import ArgumentError, Jobs, Mode, Option, ProgressCall, study
 
 if TYPE_CHECKING:
     from forerun.studies import Source
@@ -70,6 +70,7 @@ def race(
         ForerunError: a scenario without a drafter, or an unknown controller.
     """
     import forerun_research.race as racing
+    from forerun.studies import study_of
 
     base = racing.drafting_scenario(study_of(scenario, None).scenario)
     names = racing.checked_controllers(controllers or racing.CONTROLLERS)
@@ -115,6 +116,7 @@ def draft_pool(
     Raises:
         ForerunError: no drafter on chips of its own, or a batch that does not fit.
     """
+    from forerun.studies import axis_values, study_of
     from forerun_research.draft_pool import pool_result
 
     shares = axis_values([verifiers], "verifiers") if isinstance(verifiers, str) else sorted(set(verifiers))
@@ -172,6 +174,7 @@ def rollouts(
     Raises:
         ForerunError: arrivals that are no burst, a draft policy, responses that do not fill a group.
     """
+    from forerun.studies import study_of
     from forerun_research.rollouts import rollouts_result
 
     options = {"group": group, "oversample": oversample, "train_s": train_s, "sync_gb_s": sync_gb_s}
