@@ -57,8 +57,9 @@ class DecodeKernel(Record):
     split_fill: Positive = 1.0
     """Work items per core up to which the KV axis is split."""
     split_root: NonNegative = 0.0
-    """If positive, the number of splits is at most the square root of this times the whole splits of the KV length, so
-    that combining them does not dominate; 0 = no such limit."""
+    """Limit so that combining splits does not dominate: the root of this times the whole splits of the KV length.
+
+    0 = no such limit."""
     split_seqs: NonNegative = 0.0
     """Maximum batch size with KV splits: vLLM fixes the splits of batches that it captures as a graph and
     leaves larger ones to the library, which then does not split; 0 = no limit."""
@@ -73,11 +74,13 @@ class DecodeKernel(Record):
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     stream_overlap: NonNegative = 0.0
-    """Sharpness p >= 1 of the smooth maximum of arithmetic and the KV read, 1 = no overlap, as on a CPU
-    core; 0 = full overlap."""
+    """Sharpness p >= 1 of the smooth maximum of arithmetic and the KV read.
+
+    1 = no overlap, as on a CPU core; 0 = full overlap."""
     widen_s: NonNegative = 0.0
-    """Fixed time of a pass that copies the cache into 16 bits before a kernel without arithmetic for its format, in
-    seconds; 0 = there is none."""
+    """Fixed time in seconds of a pass that copies the cache into 16 bits, for kernels without its arithmetic.
+
+    0 = there is none."""
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
     whole_head_speed: Positive = 1.0
@@ -88,16 +91,20 @@ class DecodeKernel(Record):
     reread_share: NonNegative = 0.0
     """Share of KV that the second of two narrow tiles rereads from memory, if a head group needs two."""
     pair_share: NonNegative = 0.0
-    """Slowdown of a work item while the other core of its pair is busy, as a share of its arithmetic time: cores of
-    an NVIDIA chip form pairs (TPCs), and a grid of up to half the cores leaves one of each pair idle; 0 = none."""
+    """Slowdown of a work item while the other core of its pair is busy, over its arithmetic; 0 = none.
+
+    Cores of an NVIDIA chip form pairs (TPCs), and a grid of up to half the cores leaves one of each pair idle."""
     further_query: NonNegative = 0.0
-    """Share of the time of one query that each further query of the same sequence adds (verify steps); 0 = none beyond
-    the effect on rows and products."""
+    """Time that each further query of a sequence adds (verify steps), over that of one query.
+
+    0 = none beyond the effect on rows and products."""
 
 
 class UnpackedKernel(DecodeKernel):
-    """A kernel in which every query head is a work item of its own: it reads KV again for each head that shares it
-    (from the on-chip store) and multiplies on the vector units, without row padding.
+    """A kernel in which every query head is a work item of its own.
+
+    It reads KV again for each head that shares it (from the on-chip store) and multiplies on the vector units, without
+    row padding.
 
     Which batches a library runs in it follows TensorRT-LLM's rule (masked multi-head attention instead of XQA:
     ``mayHavePerfGain`` of ``decoderXQAImplJIT.cpp``, release 1.0): groups of query heads the packed kernel has no
@@ -141,8 +148,7 @@ class FamilyParameters(Record):
     fit: Fit | None = None
     """Ranges and intervals of the fit; None if the set was not fitted."""
     reference_clock_hz: Positive | None = None
-    """Core clock in Hz of the chip that the times were fitted on, for scaling class defaults; a chip's own set has
-    none."""
+    """Core clock in Hz of the fitted chip, for scaling class defaults; a chip's own set has none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,8 +217,9 @@ class GemmParameters(FamilyParameters):
     quantise_s: NonNegative = 0.0
     """Fixed time of the activation quantisation kernel (fp8, int8), in seconds; 0 = no such kernel."""
     quantise_bytes: Positive = 3.0
-    """Bytes moved per activation by that kernel, at the product's bandwidth: 3 if it reads 16 bits and writes 8 once,
-    more if it first searches the maximum or runs below that bandwidth."""
+    """Bytes moved per activation by that kernel, at the product's bandwidth.
+
+    3 if it reads 16 bits and writes 8 once, more if it first searches the maximum or runs below that bandwidth."""
     write_share: Fraction = 0.0
     """Share of the output write that does not overlap with arithmetic."""
     tiles: tuple[tuple[int, int], ...] = (
@@ -279,19 +286,22 @@ class PrefillParameters(FamilyParameters):
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
-    """Cost of a key outside the window of a tile's queries, relative to a key inside it: 0 = its step is
-    skipped, 1 = computed and masked."""
+    """Cost of a key outside the window of a tile's queries, relative to a key inside it.
+
+    0 = its step is skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
     """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
     heads), in seconds; 0 = none."""
     widen_s: NonNegative = 0.0
-    """Fixed time of a pass that copies the cache into 16 bits before a kernel without arithmetic for its format, in
-    seconds; 0 = there is none."""
+    """Fixed time in seconds of a pass that copies the cache into 16 bits, for kernels without its arithmetic.
+
+    0 = there is none."""
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
     mixed: Literal["separate", "one-pass"] = "separate"
-    """How prompt chunks and single queries of one batch run: in separate kernels, or all in the prefill kernel, where a
-    single query leaves its tile almost empty."""
+    """Kernels of prompt chunks and single queries of one batch: separate ones, or the prefill kernel for all.
+
+    A single query leaves a tile of the prefill kernel almost empty."""
     kept_share: Positive = 1.0
     """Share of the on-chip store that retains KV between query heads that share a KV head (one-pass)."""
     mixed_efficiency: Share | None = None
@@ -299,8 +309,9 @@ class PrefillParameters(FamilyParameters):
     mixed_overlap: Positive | None = None
     """Sharpness of the smooth maximum in a mixed batch (one-pass); None = as in a batch of prompts."""
     idle_tile_s: NonNegative = 0.0
-    """Time the chip takes to start and drop one tile past the end of a short sequence (one-pass), in seconds: the grid
-    has as many tiles for every sequence as the longest chunk needs."""
+    """Time in seconds to start and drop one tile past the end of a short sequence (one-pass).
+
+    The grid has as many tiles for every sequence as the longest chunk needs."""
 
 
 class DecodeParameters(DecodeKernel, FamilyParameters):
@@ -309,8 +320,9 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
     family: ClassVar[str] = "attention_decode"
 
     tail_key_s: NonNegative = 0.0
-    """Time per key of a work item that runs alone, when the KV axis is not split and the longest sequences finish after
-    the others, in seconds; 0 = a batch of unequal lengths takes the same time as at its mean length."""
+    """Seconds per key of a work item that runs alone, when the longest sequences finish last, unsplit.
+
+    0 = a batch of unequal lengths takes the same time as at its mean length."""
     writes_cache: bool = False
     """True if the measured time includes the write of new keys and values into the paged cache."""
     unpacked: UnpackedKernel | None = None
@@ -425,8 +437,9 @@ class RecurrentDecodeParameters(FamilyParameters):
     warm_share: NonNegative = 0.6
     warm_efficiency: Share = 0.5
     verify_s: NonNegative = 0.0
-    """Core time of one head's update by several tokens, in seconds: of a kernel that verifies head by head, the state
-    of each held by one core; 0 = verification waits for the memory alone."""
+    """Core time in seconds of one head's update by several tokens, if each head's state is held by one core.
+
+    0 = verification waits for the memory alone."""
 
 
 class SparseParameters(FamilyParameters):
@@ -463,8 +476,9 @@ class SparseParameters(FamilyParameters):
     sequence_s: NonNegative = 0.0
     """Fixed time per prompt of any length, in seconds: separate kernels that compress and store it."""
     dense_efficiency: Fraction = 0.0
-    """Share of the 16-bit peak of dense attention, used for prompts whose keys the index would all select; 0 = the
-    sparse kernels process these prompts too."""
+    """Share of the 16-bit peak of dense attention, for prompts whose keys the index would all select.
+
+    0 = the sparse kernels process these prompts too."""
     host_s: NonNegative = 0.0
     """Minimum time of an attention module outside captured graphs, in seconds: the host's launch time."""
     index_host_s: NonNegative = 0.0
@@ -479,8 +493,10 @@ class SparseParameters(FamilyParameters):
     """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit
     entries themselves are used for those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
     pair_s: NonNegative = 0.0
-    """Core time of each pair of query and key, masked or not, per index head, in seconds: of a library that scores all
-    of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores what the mask admits."""
+    """Core time in seconds of each pair of query and key, masked or not, per index head.
+
+    Of a library that scores all of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores
+    what the mask admits."""
     group_pair_s: NonNegative = 0.0
     """Additional time of a pair with several index heads, for which the keys are copied, in seconds."""
     near_s: NonNegative = 0.0

@@ -25,13 +25,14 @@ from hwprofiles.records import (
 )
 
 CLOCK_POWER = 2.0
-"""Exponent of the clock in a core's power, near the top of its voltage curve. With the share below, it matches
-clocks of a GeForce RTX 3090 under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W, 1,290 of 1,905 at 210 of
-354 W, and 1,350 of 1,710 at 250 of 381 W (prompts) (club-3090, docs/HARDWARE.md, 2026)."""
+"""Exponent of the clock in a core's power, near the top of its voltage curve.
+
+With the share below, it matches clocks of a GeForce RTX 3090 under llama.cpp: 1,380 of 1,680 MHz at 290 of 388 W,
+1,290 of 1,905 at 210 of 354 W, and 1,350 of 1,710 at 250 of 381 W (prompts) (club-3090, docs/HARDWARE.md, 2026)."""
 UNCORE_SHARE = 0.25
 """Share of the TDP that does not depend on the core clock: memory, links, leakage (assumed)."""
 MOST_OF_TDP = 1.5
-"""Highest power limit that boards can be set to, over their TDP (a GeForce RTX 4090 of 450 W takes up to 600)."""
+"""Highest power limit of boards over their TDP (a GeForce RTX 4090 of 450 W takes up to 600)."""
 
 FLOATS = ("bf16", "fp8", "fp4")
 """Formats of matrix units, each half as wide as the one before: products of narrower ones take no longer."""

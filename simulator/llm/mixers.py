@@ -26,12 +26,13 @@ class Recurrent(Mixer):
 
     @property
     def conv_channels(self) -> int:
-        raise NotImplementedError
+        """Channels of that convolution; 0 without one."""
+        return 0
 
     @property
     def state_elements(self) -> int:
         """Elements of the matrices of all heads."""
-        raise NotImplementedError
+        return self.width * self.head_dim
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -111,10 +112,6 @@ class KimiDeltaAttention(Recurrent):
     def conv_channels(self) -> int:
         return 3 * self.width
 
-    @property
-    def state_elements(self) -> int:
-        return self.width * self.head_dim
-
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")
         yield Tensor("b_proj", self.num_heads, hidden_size, "attention", "column")
@@ -187,14 +184,6 @@ class LightningAttention(Recurrent):
     head_dim: int
     state_dtype: str = RECURRENT_DTYPE
     label: ClassVar[str] = "lightning attention"
-
-    @property
-    def conv_channels(self) -> int:
-        return 0
-
-    @property
-    def state_elements(self) -> int:
-        return self.width * self.head_dim
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         yield Tensor("qkv_proj", 3 * self.width, hidden_size, "attention", "column")

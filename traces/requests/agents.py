@@ -46,8 +46,7 @@ AGENT_OPERATIONS = ("invoke_agent", "create_agent", "invoke_workflow")
 
 
 def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """Requests that each recorded request waited for: those that had ended when it began, except those that had ended
-    before another of them began.
+    """Direct predecessors of each recorded request: A ended before B began and no third request lies between.
 
     Args:
         spans: (began, ended) of each, seconds.

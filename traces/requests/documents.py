@@ -6,11 +6,12 @@ per-request details.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError, shown
+from traces.fields import Record, number_of
 from traces.files import load_document
 from traces.requests.layout import Options
 from traces.requests.rows import RawChunk, record_chunks
@@ -29,47 +30,46 @@ def sharegpt_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     document = load_document(path)
     if not isinstance(document, list):
         raise TraceError(f"{path}: a JSON list of conversations expected, not {type(document).__name__}")
-    records: list[Any] = []
+    records: list[object] = []
     for number, entry in enumerate(document, start=1):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
-        if not isinstance(turns, list):
-            records.append(entry if not isinstance(entry, dict) else {"entry": number})
-            continue
-        records += _exchanges(path, number, entry.get("id", number), turns, options)
+        if isinstance(turns, list):
+            name = entry.get("id", number)
+            exchanges = enumerate(_exchanges(f"{path}: conversation {number}", turns, options))
+            records += ({"session_id": name, "turn": turn, **tokens} for turn, tokens in exchanges)
+        else:
+            records.append({"entry": number} if isinstance(entry, dict) else entry)
     yield from record_chunks(path, records, where="exchange {}")
 
 
-def _exchanges(path: Path, number: int, name: object, turns: list[Any], options: Options) -> list[dict[str, Any]]:
-    exchanges: list[dict[str, Any]] = []
+def _exchanges(place: str, turns: Sequence[object], options: Options) -> Iterator[dict[str, int]]:
+    """Token counts of each exchange of a conversation."""
     context = 0
     prompted = False
     for turn in turns:
-        speaker = str(turn.get("from", turn.get("role", ""))) if isinstance(turn, dict) else ""
-        tokens = _tokens(path, number, turn, options)
+        if not isinstance(turn, dict):
+            raise TraceError(f"{place}: {shown(turn)}: a message object expected")
+        speaker = str(turn.get("from", turn.get("role", "")))
+        tokens = _tokens(place, turn, options)
         if speaker in _ANSWER and prompted:
-            exchanges.append(
-                {"session_id": name, "turn": len(exchanges), "input_tokens": context, "output_tokens": tokens}
-            )
+            yield {"input_tokens": context, "output_tokens": tokens}
             if options.turns == "first":
-                return exchanges
+                return
         prompted = speaker in _USER or (prompted and speaker not in _ANSWER)
         context += tokens
-    return exchanges
 
 
-def _tokens(path: Path, number: int, turn: Any, options: Options) -> int:
+def _tokens(place: str, turn: Record, options: Options) -> int:
     """Tokens of one message: as recorded, or characters over ``characters_per_token`` rounded, at least 1."""
-    if not isinstance(turn, dict):
-        raise TraceError(f"{path}: conversation {number}: {shown(turn)}: a message object expected")
     for key in _TOKEN_KEYS:
-        if isinstance(turn.get(key), int) and not isinstance(turn[key], bool):
-            return int(turn[key])
+        if isinstance(recorded := number_of(turn.get(key)), int):
+            return recorded
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str):
-        raise TraceError(f"{path}: conversation {number}: a message has neither text nor tokens")
+        raise TraceError(f"{place}: a message has neither text nor tokens")
     if options.characters_per_token is None:
         raise TraceError(
-            f"{path}: conversation {number}: text without token counts; add 'tokens' to each message with the model's "
+            f"{place}: text without token counts; add 'tokens' to each message with the model's "
             "tokenizer, or accept an estimate with characters_per_token (about 4 for English)"
         )
     return max(1, round(len(text) / options.characters_per_token))
@@ -102,7 +102,7 @@ def vllm_bench_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     yield RawChunk(arrays, count, range(count), place=f"{path}: request {{}} (from 0)")
 
 
-def _total(ttft: Any, gaps: Any) -> Any:
+def _total(ttft: Any, gaps: Any) -> float | str | None:
     """End-to-end latency in seconds, or a text that the row check will refuse."""
     try:
         return float(ttft) + float(sum(gaps))

@@ -130,7 +130,6 @@ class _Arrivals:
     last: float = 0.0
     n: int = 0
     gaps: list[FloatArray] | None = field(default_factory=list)
-    kept: int = 0
     gap_count: int = 0
     gap_mean: float = 0.0
     gap_squares: float = 0.0
@@ -166,10 +165,9 @@ class _Arrivals:
         self.gap_count = total
         self.gap_max = max(self.gap_max, float(gaps.max()))
         self.identical += int(np.count_nonzero(gaps == 0))
-        self.kept += count
         if self.gaps is not None:
             self.gaps.append(gaps)
-            if self.kept > _MAX_GAPS:
+            if self.gap_count > _MAX_GAPS:
                 self.gaps = None
 
     def _add_bins(self, width: int, since_s: FloatArray) -> None:
