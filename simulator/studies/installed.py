@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from forerun.errors import ForerunError
+from simulator.studies import public
 from simulator.studies.frame import StudyCommand
 
 GROUP = "forerun.studies"
@@ -53,14 +54,15 @@ def load_name(name: str, package: str = "forerun") -> object:
 
 
 def installed_studies(taken: Collection[str]) -> Iterator[StudyCommand | ForerunError]:
-    """Studies of installed distributions, and an error for each that cannot be used or whose command is ``taken``."""
+    """Studies of installed distributions, and an error for each that cannot be used or whose name is ``taken``."""
     try:
         for name, point in installed_names().items():
             if name.islower():
                 try:
                     study: StudyCommand = load_name(name).declared  # type: ignore[attr-defined]
-                    clash = f"{_place(point)}: {study.name} is a command of Forerun; choose another name"
-                    yield ForerunError(clash) if study.name in taken else study
+                    clash = [one for one in (study.name, name) if one in taken or one in public.__all__]
+                    problem = f"{_place(point)}: {', '.join(clash)} is a name of Forerun; choose another"
+                    yield ForerunError(problem) if clash else study
                 except ForerunError as error:
                     yield error
     except ForerunError as error:

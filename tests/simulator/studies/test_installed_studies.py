@@ -104,7 +104,8 @@ def test_options_are_read_from_annotations_that_are_texts(install, tmp_path, cap
             {"mine": "bare:mine"},
             "bare:mine is no study; declare it with @forerun.studies",
         ),
-        ({"taken": STUDY.format(name="plan")}, {"mine": "taken:counted"}, "plan is a command of Forerun"),
+        ({"taken": STUDY.format(name="plan")}, {"mine": "taken:counted"}, "'mine' of one: plan is a name of Forerun"),
+        ({"taken": STUDY.format(name="mine")}, {"compare": "taken:counted"}, "compare is a name of Forerun; choose"),
     ],
 )
 def test_a_study_that_cannot_be_used_is_named_and_left_out(install, modules, points, message, capsys):
