@@ -6,9 +6,9 @@ so an instant has three phases: replicas commit their steps, the router hands re
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+
+from hwprofiles.formulas import Num
 
 TICKS_PER_S = 2.0**40
 """Step times are whole ticks of 0.9 ps: sums of them are exact in double precision up to 8,192 s.
@@ -27,7 +27,7 @@ PLAN = 3
 """Priority of planning within an instant."""
 
 
-def on_grid(seconds: Any) -> Any:
+def on_grid(seconds: Num) -> Num:
     """A step's seconds rounded to whole ticks; a number or an array."""
     if isinstance(seconds, np.ndarray):
         ticks = seconds * TICKS_PER_S

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+
+from hwprofiles.formulas import Num
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class EngineLimits:
         """Tokens of the budget that a decoding sequence takes in one step."""
         return self.query_len + self.draft_slots
 
-    def api_server_work(self, input_tokens: Any) -> Any:
+    def api_server_work(self, input_tokens: Num) -> Num:
         """Seconds that the API server works on a request, by its prompt tokens (a number or an array)."""
         return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
 

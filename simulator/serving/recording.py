@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from hwprofiles.correction import Clipped
-from hwprofiles.formulas import CODES, OPERATIONS, Traced
+from hwprofiles.formulas import CODES, OPERATIONS, Num, Traced
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
@@ -15,7 +15,7 @@ from simulator.timing.work import work_numbers
 
 BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
 """Operations of a step beyond those of formulas: the last four look up a number, by the kind of their source."""
-KINDS: tuple[tuple[Any, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeTable, BY_KEYS), (Clipped, BY_TERMS))
+KINDS: tuple[tuple[Num, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeTable, BY_KEYS), (Clipped, BY_TERMS))
 """Types of the sources that the compiled engine looks up without Python."""
 MOST_OPERANDS = 7
 WIDTH = MOST_OPERANDS + 3
@@ -29,25 +29,25 @@ class Known(Traced):
 
     __slots__ = ("value",)
 
-    def __init__(self, book: Recording, place: int, value: Any) -> None:
+    def __init__(self, book: Recording, place: int, value: Num) -> None:
         super().__init__(book, place)
         self.value = value
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Num) -> Num:
         return self.book.record("floor_divide", self, other)
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: Num) -> Num:
         return self.book.record("floor_divide", other, self)
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> Num:
         return self.book.record("multiply", self, -1)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Num:
         return self.book.record("equal", self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __floor__(self) -> Any:
+    def __floor__(self) -> Num:
         whole = self.book.record("floor_divide", self, 1)
         whole.value = int(whole.value)
         return whole
@@ -103,7 +103,7 @@ class Recording:
             self._step(END, places[0], len(self.results))
             self.results.append(places)
 
-    def record(self, operation: str, *operands: Any) -> Known:
+    def record(self, operation: str, *operands: Num) -> Known:
         """Record an operation of ``OPERATIONS``."""
         value = OPERATIONS[operation](*map(_value, operands))
         return self._recorded(CODES[operation], 0, operands, value)
@@ -143,7 +143,7 @@ class Recording:
         if not alike:
             self.branch(self.record("equal", known, known.value))
 
-    def _recorded(self, operation: int, source: int, operands: tuple[Any, ...], value: Any) -> Known:
+    def _recorded(self, operation: int, source: int, operands: tuple[Num, ...], value: Num) -> Known:
         key = (operation, source, *map(self._place, operands))
         if key not in self._computed:
             if self._next == len(self.steps):
@@ -158,7 +158,7 @@ class Recording:
         self.steps.append([*numbers, *[0] * (WIDTH - len(numbers))])
         self._next = len(self.steps)
 
-    def _place(self, number: Any) -> int:
+    def _place(self, number: Num) -> int:
         """Place of an operand."""
         if isinstance(number, Known):
             return number.place
@@ -169,13 +169,13 @@ class Recording:
         return self._constants[constant]
 
 
-def numbers_of(work: StepWork[Any], draft: DraftStep[Any] | None) -> list[Any]:
+def numbers_of(work: StepWork[Num], draft: DraftStep[Num] | None) -> list[Num]:
     """The numbers of a step that a recorded function takes."""
     drafted = () if draft is None else (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
     return [*work.numbers, *drafted]
 
 
-def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
+def recorded(timer: Num, name: str, drafting: bool = False) -> Recording:
     """Recording of a timing model's method: of a ``StepWork``, and of a ``DraftStep`` where a policy decides on the
     drafts. All engines share it if the model has a field ``recordings``; extend and read it holding ``EXTENDING``."""
     with EXTENDING:
@@ -188,7 +188,7 @@ def recorded(timer: Any, name: str, drafting: bool = False) -> Recording:
 def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Recording:
     size = work_numbers(windows)
 
-    def of_numbers(*numbers: Any) -> Any:
+    def of_numbers(*numbers: Num) -> Num:
         work, draft = StepWork.of_numbers(numbers[:size]), numbers[size:]
         if not drafting:
             return function(work)
@@ -197,5 +197,5 @@ def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Rec
     return Recording(of_numbers, size + (4 + 2 * windows if drafting else 0))
 
 
-def _value(number: Any) -> Any:
+def _value(number: Num) -> Num:
     return number.value if isinstance(number, Known) else number

@@ -28,7 +28,7 @@ SAME_DRAFTER = {"eagle2": "eagle"}
 """Methods that draft with another's weights: EAGLE-2 grows its trees from the heads of EAGLE."""
 
 
-def borrowed_acceptance(config: SpeculationConfig | None, model: str | Mapping[str, Any]) -> str | None:
+def borrowed_acceptance(config: SpeculationConfig | None, model: object) -> str | None:
     """Note on acceptance that was measured with another method or on another model; None otherwise."""
     if config is None or config.method == "none" or config.acceptance is None:
         return None
@@ -96,7 +96,7 @@ def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | No
     )
 
 
-def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Iterable[str]) -> None:
+def carry_acceptance(before: Mapping[str, object], data: dict[str, Any], paths: Iterable[str]) -> None:
     """Keep acceptance with its method and its target where settings change those and leave the acceptance standing.
 
     Another method takes the catalogue's own curve, on the same target where there is one, and gets its former
@@ -121,7 +121,9 @@ def carry_acceptance(before: Mapping[str, Any], data: dict[str, Any], paths: Ite
     new["acceptance"] = acceptance
 
 
-def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance: Mapping[str, Any]) -> dict[str, Any]:
+def _own_acceptance(
+    method: str, model: object, depth: int, origin: str, acceptance: Mapping[str, object]
+) -> dict[str, Any]:
     """Acceptance of a method in place of another's: what stood here for it before, else a curve of the catalogue."""
     former = acceptance.get("instead_of")
     if not isinstance(former, Mapping):
@@ -143,7 +145,7 @@ def _own_acceptance(method: str, model: Any, depth: int, origin: str, acceptance
     return {"curve": _middle(ranked), "extrapolate": True, "instead_of": former}
 
 
-def same_model(model: str | Mapping[str, Any], target: str) -> bool:
+def same_model(model: object, target: str) -> bool:
     """Whether a scenario's model is the one that a curve names: by catalogue name, repository or name of its file."""
     names = {model_name(model).lower()}
     if isinstance(model, str):
@@ -151,17 +153,18 @@ def same_model(model: str | Mapping[str, Any], target: str) -> bool:
     return target.lower() in names or model_name(target).lower() in names
 
 
-def model_name(model: str | Mapping[str, Any]) -> str:
+def model_name(model: object) -> str:
     """A model in words: the last part of its name, repository or path."""
     if not isinstance(model, str):
-        return str(model.get("name", "a model of the scenario's own"))
+        own = "a model of the scenario's own"
+        return str(model.get("name", own)) if isinstance(model, Mapping) else own
     parts = [part for part in model.replace("\\", "/").split("/") if part]
     if len(parts) > 1 and parts[-1] == "config.json":
         return parts[-2]
     return parts[-1].removesuffix(".json").removesuffix(".yaml") if parts else model
 
 
-def _origin(acceptance: Mapping[str, Any], method: Any) -> str | None:
+def _origin(acceptance: Mapping[str, object], method: object) -> str | None:
     name = acceptance.get("curve")
     if isinstance(name, str) and name in curve_names():
         return load_curve(name).method
@@ -173,13 +176,13 @@ def _drafter(method: str) -> str:
     return SAME_DRAFTER.get(method, method)
 
 
-def _depth(speculation: Mapping[str, Any]) -> int:
+def _depth(speculation: Mapping[str, object]) -> int:
     """Draft tokens at which curves are compared: those of a chain, else three."""
     tokens = speculation.get("num_speculative_tokens")
     return tokens if isinstance(tokens, int) and 0 < tokens <= 1024 else 3
 
 
-def _own_curves(method: str, model: Any, depth: int) -> list[tuple[float, str]]:
+def _own_curves(method: str, model: object, depth: int) -> list[tuple[float, str]]:
     """Acceptance length and name of the method's curves, ascending; of the model alone, where there are any."""
     curves = [curve for curve in map(load_curve, curve_names()) if _drafter(curve.method) == _drafter(method)]
     same = [c for c in curves if isinstance(model, str | Mapping) and same_model(model, c.target)]
@@ -191,7 +194,7 @@ def _middle(ranked: list[tuple[float, str]]) -> str:
     return ranked[(len(ranked) - 1) // 2][1]
 
 
-def _choice_words(method: str, model: Any, depth: int) -> str:
+def _choice_words(method: str, model: object, depth: int) -> str:
     ranked = _own_curves(method, model, depth)
     if not ranked:
         return "what the scenario gives"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from forerun.errors import ForerunError
+from hwprofiles.formulas import Num
 from simulator.timing.drafters import AdjustableDrafter, Drafter, DraftStep, drafting_costs, drafting_seconds
 from simulator.timing.work import StepWork
 
@@ -130,13 +129,13 @@ def _step(drafter: Drafter, decodes: int, prompts: int, query_len: int) -> StepW
     )
 
 
-def _inside(context: Any, window: int | None, query_len: int) -> Any:
+def _inside(context: Num, window: int | None, query_len: int) -> Num:
     return context if window is None else np.minimum(context, window + query_len - 1)
 
 
-def _stacked(works: list[StepWork[int]]) -> StepWork[Any]:
+def _stacked(works: list[StepWork[int]]) -> StepWork[Num]:
     """Many steps as one of arrays."""
-    columns: list[Any] = []
+    columns: list[Num] = []
     for name in StepWork._fields:
         values = [getattr(work, name) for work in works]
         if isinstance(values[0], tuple):

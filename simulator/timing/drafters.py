@@ -17,6 +17,7 @@ import numpy as np
 from forerun.arrays import IntArray
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, Link, dtype_bytes
+from hwprofiles.formulas import Num
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.kernels import (
     LOGIT_BYTES,
@@ -64,18 +65,18 @@ class DraftTable:
 class Part(NamedTuple):
     """Part of a drafter's work in one step, or in each of many steps: numbers are then arrays over the steps."""
 
-    times: Any
+    times: Num
     """Number of times that the part runs in a step; 0 = not at all."""
     source: StepTimer | DraftTable | None
     """Timer of a model pass, or a table; None: the seconds are in ``arguments``."""
-    arguments: tuple[Any, ...]
+    arguments: tuple[Num, ...]
     """Arguments of the source: a step's work and its rows of logits, or a count; or the seconds themselves."""
     kind: Literal["device", "host", "link"] = "device"
     """Where the seconds are spent if ``source`` is None."""
     on_other_device: bool = False
     """Whether it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
 
-    def seconds(self) -> Any:
+    def seconds(self) -> Num:
         """Seconds of one step."""
         if self.source is None:
             return self.times * self.arguments[0]
@@ -106,14 +107,14 @@ class Part(NamedTuple):
         total.add(costs, self.times)
 
 
-def host_part(seconds: Any, times: Any = 1) -> Part:
+def host_part(seconds: Num, times: Num = 1) -> Part:
     """Part for host work of the given seconds, during which the chips wait."""
     return Part(times, None, (seconds,), "host")
 
 
-def drafting_seconds(parts: Iterator[Part]) -> Any:
+def drafting_seconds(parts: Iterator[Part]) -> Num:
     """Seconds of a drafter's parts in one step; an array where ``decode_kv_tokens`` holds arrays."""
-    total: Any = 0.0
+    total: Num = 0.0
     for part in parts:
         total = total + part.seconds()
     return total
@@ -161,7 +162,7 @@ class Drafter(DraftMemory, Protocol):
     def runs_on(self) -> Literal["device", "host"]:
         """``device``: the target's chips; ``host``: the CPU, while the chips wait."""
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """Parts that the drafter runs in one step, or in each of many: the same list for numbers and for arrays.
 
         ``work`` is the target's step: ``query_len`` counts the verified tokens and the one before them.
@@ -175,7 +176,7 @@ class AdjustableDrafter(Drafter, Protocol):
     def with_tokens(self, count: int) -> Drafter:
         """Variant of the drafter that proposes a chain of ``count`` tokens, at most as many as the drafter itself."""
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Parts that compute the skipped tokens into the drafter's KV cache; none if it has no cache."""
 
 
@@ -198,7 +199,7 @@ class DraftStep(NamedTuple, Generic[Number]):
     """Keys that the skipped tokens read, per window."""
 
 
-def drafting_sequences(work: StepWork[Any]) -> Any:
+def drafting_sequences(work: StepWork[Num]) -> Num:
     """Sequences for which tokens are proposed at the end of a step: those that decode, and completed prompts."""
     return work.decode_seqs + work.sampled_prefills
 
@@ -216,7 +217,7 @@ class HostOverhead:
     sequence_pass_s: float = 0.0
     """For each pass of each drafting sequence."""
 
-    def part(self, drafting: Any, forwards: Any) -> Part:
+    def part(self, drafting: Num, forwards: Num) -> Part:
         """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
         each_s = self.per_sequence_s + forwards * self.sequence_pass_s
         return host_part(self.step_s + forwards * self.pass_s + each_s * drafting, drafting > 0)
@@ -280,7 +281,7 @@ def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_s
     return total + fused * dtype_bytes(deployment.weight_dtypes["attention"])
 
 
-def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[Any], modules: int) -> Iterator[Part]:
+def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[Num], modules: int) -> Iterator[Part]:
     """Prefill of the tokens that a drafter has not seen, in passes as large as the largest step.
 
     Args:
@@ -365,7 +366,7 @@ class SequentialDrafter:
         caught_up = (self.longest_path + 1,)
         return caught_up * self.modules if self.separate_modules else caught_up + self.pass_widths
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """Draft passes of a step, and the host work around them."""
         drafting = drafting_sequences(work)
         present = drafting > 0
@@ -398,7 +399,7 @@ class SequentialDrafter:
         """Drafter of a chain of ``count`` tokens; for 0 it only computes the step's tokens into its KV cache."""
         return replace(self, depth=count, pass_widths=(1,) * (count - 1), longest_accepted=self.longest_path)
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Passes over the tokens skipped while the drafter was idle, in every module."""
         if not self.reads_target_cache:
             yield from skipped_parts(self.step, self.fusion, draft, self.modules)
@@ -413,12 +414,12 @@ class SequentialDrafter:
         """Modules that keep a cache of their own."""
         return max(1, self.depth) if self.separate_modules else 1
 
-    def _caught_up(self, work: StepWork[Any]) -> StepWork[Any]:
+    def _caught_up(self, work: StepWork[Num]) -> StepWork[Num]:
         """The step without the verified tokens that no accepted path can hold."""
         query_len = work.query_len
         longest = self.longest_path + 1
         if isinstance(query_len, np.ndarray):
-            kept: Any = np.minimum(query_len, longest)
+            kept: Num = np.minimum(query_len, longest)
         else:
             kept = min(query_len, longest)
             if kept == query_len:
@@ -432,7 +433,7 @@ class SequentialDrafter:
             ),
         )
 
-    def _pass(self, seen: StepWork[Any], drafting: Any, width: int, drafted: int) -> StepWork[Any]:
+    def _pass(self, seen: StepWork[Num], drafting: Num, width: int, drafted: int) -> StepWork[Num]:
         """One pass over ``width`` tokens of each drafting sequence, ``drafted`` tokens after the step's own."""
         grown = drafting * drafted
         zero = 0 * drafting
@@ -471,7 +472,7 @@ class ParallelDrafter:
         """One pass: the step's K + 1 tokens and K - 1 masked ones after the last."""
         return (2 * self.num_speculative_tokens,)
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """The draft pass of a step, the positions of the sequential head, and the host work around them."""
         drafting = drafting_sequences(work)
         yield Part(1, self.step, (self._masked(work), drafting * self.num_speculative_tokens))
@@ -485,11 +486,11 @@ class ParallelDrafter:
         """Drafter of ``count`` tokens; for 0 it only computes the step's tokens into its KV cache."""
         return replace(self, num_speculative_tokens=count)
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Passes over the tokens skipped while the drafter was idle."""
         yield from skipped_parts(self.step, self.fusion, draft, 1)
 
-    def _masked(self, work: StepWork[Any]) -> StepWork[Any]:
+    def _masked(self, work: StepWork[Num]) -> StepWork[Num]:
         """The step with masked positions appended to every drafting sequence; they attend to each other causally."""
         masked = max(0, self.num_speculative_tokens - 1)
         sampled, decoding = work.sampled_prefills, work.decode_seqs
@@ -540,7 +541,7 @@ class HeadsDrafter:
         head = hidden * (self.residual_blocks * hidden + architecture.vocab_size / self.target.tensor_parallel)
         return self.num_heads * head * dtype_bytes(self.dtype)
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """The pass of all heads in a step, and the host work around it."""
         drafting = drafting_sequences(work)
         yield Part(drafting > 0, self.table, (drafting,))
@@ -550,7 +551,7 @@ class HeadsDrafter:
         """Drafter with only the first ``count`` heads."""
         return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Nothing: heads look at the last hidden state alone."""
         yield from ()
 
@@ -581,7 +582,7 @@ class HostDrafter:
     weight_bytes: float = field(init=False, default=0.0)
     kv_bytes_per_token: float = field(init=False, default=0.0)
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """The look-up in a step."""
         drafting = drafting_sequences(work)
         scanned = work.decode_kv_tokens[0] + work.sampled_kv_tokens[0]
@@ -592,7 +593,7 @@ class HostDrafter:
         """The look-up itself, as its cost does not depend on ``count``; free for 0 tokens."""
         return self if count else HostDrafter(0.0, 0.0)
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Nothing: the context lies on the host."""
         yield from ()
 
@@ -639,19 +640,19 @@ class RemoteDrafter:
             return inner.num_speculative_tokens
         return sum(inner.pass_widths, start=min(1, inner.depth))
 
-    def parts(self, work: StepWork[Any]) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """Draft passes on the drafter's chips, and the message each way; before any overlap."""
         tokens = work.tokens
         for part in self.inner.parts(work):
             yield part._replace(times=part.times * (tokens > 0), on_other_device=True)
         yield Part(tokens > 0, None, (self.there_s(work) + self.back_s(work),), "link")
 
-    def there_s(self, work: StepWork[Any]) -> Any:
+    def there_s(self, work: StepWork[Num]) -> Num:
         """Seconds of the message with a step's tokens."""
         tokens = work.tokens
         return self._message_s(tokens * (TOKEN_BYTES + self.state_bytes))
 
-    def back_s(self, work: StepWork[Any]) -> Any:
+    def back_s(self, work: StepWork[Num]) -> Num:
         """Seconds of the message with the draft tokens that follow a step."""
         return self._message_s(drafting_sequences(work) * (self.proposed * TOKEN_BYTES))
 
@@ -659,14 +660,14 @@ class RemoteDrafter:
         """The same drafter for a chain of ``count`` tokens."""
         return replace(self, inner=self.inner.with_tokens(count))
 
-    def catch_up(self, draft: DraftStep[Any]) -> Iterator[Part]:
+    def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Passes over the skipped tokens, which are sent to the drafter's chips in one message."""
         for part in self.inner.catch_up(draft):
             yield part._replace(on_other_device=True)
         skipped = draft.skipped_tokens
         yield Part(skipped > 0, None, (self._message_s(skipped * (TOKEN_BYTES + self.state_bytes)),), "link")
 
-    def _message_s(self, size_bytes: Any) -> Any:
+    def _message_s(self, size_bytes: Num) -> Num:
         return self.link.latency_s + size_bytes / self.link.bandwidth_bytes_per_s
 
 
@@ -694,7 +695,7 @@ class AdjustedDrafter:
     look_s: float | None = None
     _by_tokens: dict[int, Drafter | None] = field(init=False, default_factory=dict)
 
-    def parts(self, work: StepWork[Any], draft: DraftStep[Any], tokens: int) -> Iterator[Part]:
+    def parts(self, work: StepWork[Num], draft: DraftStep[Num], tokens: int) -> Iterator[Part]:
         """Parts of one step, or of each of many steps, for which the policy requests ``tokens`` draft tokens."""
         forwards = tokens if self.look_s is None else min(tokens + 1, self.most)
         drafter = self._proposing(forwards)
@@ -710,7 +711,7 @@ class AdjustedDrafter:
             drafting = drafting_sequences(work)
             yield host_part(self.step_s + self.per_sequence_s * drafting, drafting > 0)
 
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int]) -> Any:
+    def seconds(self, work: StepWork[Num], draft: DraftStep[int]) -> Num:
         """Seconds that drafting adds to one step, or to each of many alike; windows in the drafter's order."""
         return drafting_seconds(self.parts(work, draft, int(draft.tokens)))
 
@@ -741,6 +742,6 @@ class AdjustedDrafter:
         return self.drafter
 
 
-def some_drafts(draft: DraftStep[IntArray], rows: Any) -> DraftStep[Any]:
+def some_drafts(draft: DraftStep[IntArray], rows: Num) -> DraftStep[Num]:
     """Select ``rows`` of the drafter's work in many steps."""
-    return DraftStep(*(tuple(x[rows] for x in part) if isinstance(part, tuple) else part[rows] for part in draft))
+    return DraftStep._make(tuple(x[rows] for x in part) if isinstance(part, tuple) else part[rows] for part in draft)

@@ -12,7 +12,7 @@ import numpy as np
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from hwprofiles import Link
-from hwprofiles.formulas import look_up
+from hwprofiles.formulas import Num, look_up
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import (
     AdjustedDrafter,
@@ -43,7 +43,7 @@ class EngineTimer(Protocol):
     def windows(self) -> tuple[int | None, ...]:
         """Distinct attention windows of the model; None is full attention."""
 
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+    def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
         """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
         ``draft``: work of the drafter as chosen by a policy; None where the drafter always proposes the same.
@@ -104,7 +104,7 @@ class ModelTimer:
             if self.drafter.windows != self.windows:
                 self._draft_order = tuple(self.windows.index(w) for w in self.drafter.windows)
 
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+    def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
         """Seconds of one step, host included."""
         work = self.slowest(work)
         target_s = self.target.seconds(self.scored(work))
@@ -179,7 +179,7 @@ class ModelTimer:
         target_s = self.target.costs(self.scored(work)).device_s
         return float(target_s[0]), float((drafting.device_s + drafting.host_s)[0])
 
-    def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Any:
+    def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Num:
         """Seconds that the drafter adds to each step, without its overlap with the target; None without a drafter."""
         work = self.slowest(work)
         costs = self.drafting(work, draft)
@@ -211,15 +211,15 @@ class ModelTimer:
         hidden = self._overlap * np.minimum(seconds, target_s)
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
 
-    def slowest(self, work: StepWork[Any]) -> StepWork[Any]:
+    def slowest(self, work: StepWork[Num]) -> StepWork[Num]:
         """Work of the slowest attention group in a step, which the others wait for; each has its own host work."""
         return slowest_group(work, self.target.deployment.attention_data_parallel)
 
-    def scored(self, work: StepWork[Any]) -> StepWork[Any]:
+    def scored(self, work: StepWork[Num]) -> StepWork[Num]:
         """The step as the target computes it, with batch expansion where the engine uses it."""
         return expanded(work, self.windows) if self._expands else work
 
-    def _ordered(self, draft: DraftStep[Any]) -> DraftStep[Any]:
+    def _ordered(self, draft: DraftStep[Num]) -> DraftStep[Num]:
         """The skipped tokens, with the window entries in the drafter's order."""
         order = self._draft_order
         if order is None:
@@ -229,7 +229,7 @@ class ModelTimer:
             skipped_kv_tokens=tuple(draft.skipped_kv_tokens[i] for i in order),
         )
 
-    def _seen_by_draft(self, work: StepWork[Any]) -> StepWork[Any]:
+    def _seen_by_draft(self, work: StepWork[Num]) -> StepWork[Num]:
         """The step's work, with the window entries in the drafter's order."""
         order = self._draft_order
         if order is None:
@@ -292,10 +292,10 @@ class StagedTimer(EngineTimer, Protocol):
     def stages(self) -> int:
         """Pipeline stages."""
 
-    def stage_seconds(self, work: StepWork[Any]) -> list[float]:
+    def stage_seconds(self, work: StepWork[Num]) -> list[float]:
         """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded."""
 
-    def host_seconds(self, work: StepWork[Any]) -> float:
+    def host_seconds(self, work: StepWork[Num]) -> float:
         """Seconds of the scheduler before a batch enters the first stage."""
 
 
@@ -345,7 +345,7 @@ class PipelineTimer(ModelTimer):
         """Pipeline stages."""
         return 1 + len(self.later)
 
-    def stage_seconds(self, work: StepWork[Any]) -> list[Any]:
+    def stage_seconds(self, work: StepWork[Num]) -> list[Num]:
         """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded.
 
         The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
@@ -361,14 +361,14 @@ class PipelineTimer(ModelTimer):
         seconds[-1] = np.maximum(last, overlapped_s) if isinstance(last, np.ndarray) else max(last, overlapped_s)
         return seconds
 
-    def host_seconds(self, work: StepWork[Any]) -> float:
+    def host_seconds(self, work: StepWork[Num]) -> float:
         """Seconds of the scheduler before a batch enters the first stage."""
         work = self.slowest(work)
         sequences = work.decode_seqs + work.prefill_seqs
         seconds: float = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         return seconds
 
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> Any:
+    def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
         """Seconds of one batch that has the pipeline to itself, host included."""
         assert draft is None, "policies that change K are refused beside a pipeline"
         return self.host_seconds(work) + sum(self.stage_seconds(work))

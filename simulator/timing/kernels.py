@@ -17,7 +17,7 @@ from forerun.arrays import FloatArray, IntArray
 from forerun.recent import RecentResults
 from hwprofiles import BASES, AttentionShape, KernelLibrary, KernelTime, Link, weakest
 from hwprofiles.dtypes import VARIANT
-from hwprofiles.formulas import ARRAY, look_up
+from hwprofiles.formulas import ARRAY, Num, look_up
 from hwprofiles.kernels.moe import read_routing, slowest_rank_factor
 from hwprofiles.kernels.recurrent import RecurrentShape, convolution
 from hwprofiles.kernels.sparse import IndexShape
@@ -27,8 +27,6 @@ from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttent
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.framework import ElementwiseKernels
 from simulator.timing.work import StepWork
-
-Num = Any
 
 NORM_KERNELS = 4.0
 """A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
@@ -60,7 +58,7 @@ class Call(NamedTuple):
     name: str
     op: str
     """Method of ``KernelLibrary`` that prices the call."""
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Num]
     """Arguments of that method, by name."""
     times: Num = 1
     window: int | None = None
@@ -69,7 +67,7 @@ class Call(NamedTuple):
     """Collectives: seconds that each waits for its slowest rank."""
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
-    beside: Any = False
+    beside: Num = False
     """Whether it runs beside longer kernels on another stream, so that it adds only the minimum time of its work."""
 
 
@@ -150,7 +148,7 @@ class Evidence(NamedTuple):
     datasheet: float
 
     @classmethod
-    def of(cls, sums: Any) -> Evidence:
+    def of(cls, sums: Num) -> Evidence:
         """Shares of an object with ``calibrated_s``, ``extrapolated_s`` and ``datasheet_s``; (1, 0, 0) for no time."""
         seconds = [float(np.sum(getattr(sums, f"{name}_s"))) for name in cls._fields]
         total = sum(seconds)
@@ -232,7 +230,7 @@ class Costs:
         for name in self.__slots__:
             getattr(self, name).__iadd__(getattr(other, name) * times)
 
-    def rows(self, index: Any) -> Costs:
+    def rows(self, index: Num) -> Costs:
         """Costs of the entries selected by ``index``."""
         return Costs(*(getattr(self, name)[index] for name in self.__slots__))
 
@@ -240,7 +238,7 @@ class Costs:
         """Each entry as often as ``times`` says."""
         return Costs(*(np.repeat(getattr(self, name), times) for name in self.__slots__))
 
-    def put(self, index: Any, other: Costs) -> None:
+    def put(self, index: Num, other: Costs) -> None:
         """Set the entries selected by ``index`` to those of ``other``."""
         for name in self.__slots__:
             getattr(self, name)[index] = getattr(other, name)
@@ -357,7 +355,7 @@ def equal_neighbours(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
     return first, np.diff(first, append=size)
 
 
-def sizes_key(*sizes: Any) -> tuple[Any, ...]:
+def sizes_key(*sizes: Num) -> tuple[Num, ...]:
     """The sizes of a kernel as part of a cache key; equal arrays have equal keys."""
     return tuple((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes)
 
@@ -396,7 +394,7 @@ def cell_tokens(seqs: Num) -> Num:
     return np.minimum(CELL_TOKENS_PER_SEQUENCE * seqs, MAX_CELL_TOKENS)
 
 
-def between_cells(formula: Any, seqs: IntArray, keys: Num, at_ends: Callable[[Num], Any] | None = None) -> FloatArray:
+def between_cells(formula: Num, seqs: IntArray, keys: Num, at_ends: Callable[[Num], Num] | None = None) -> FloatArray:
     """``formula``, of the keys at both ends of each step's cell, interpolated between; the first cell begins at one
     key. ``at_ends`` gives both values by cell where it knows them."""
     width = cell_tokens(np.maximum(1, seqs))
@@ -435,12 +433,12 @@ def decode_attention(
     # Work and launch are physics', whatever was learned of the seconds.
     exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
 
-    def seconds(keys: IntArray) -> Any:
+    def seconds(keys: IntArray) -> Num:
         return _timed(library, op, {"shape": shape, "seqs": seqs, "q_len": q_len, "kv_tokens": keys}).seconds
 
     tail_s = library.tail_seconds(shape, seqs, q_len) * tail_kv if isinstance(shape, AttentionShape) else 0.0
 
-    def at_ends(cells: IntArray) -> Any:
+    def at_ends(cells: IntArray) -> Num:
         return None if table is None else table.ends(np.maximum(1, seqs), np.maximum(1, q_len), cells)
 
     total_s = between_cells(seconds, seqs, kv_tokens, at_ends) * (exact.seconds > 0) + tail_s
@@ -485,7 +483,7 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
     hidden_shared = tokens <= deployment.shared_overlap_tokens
 
-    def beside(name: str) -> Any:
+    def beside(name: str) -> Num:
         return name.startswith(SHARED) & hidden_shared
 
     for gemm in deployment.gemms(layer):
@@ -790,7 +788,7 @@ MixingCalls = Callable[..., Iterator[Call]]
 """``decode_calls``, ``prompt_calls`` or ``mixed_calls``."""
 
 
-def mixing_calls(kind: MixingKind, work: StepWork[Any]) -> Iterator[tuple[MixingCalls, tuple[Any, ...]]]:
+def mixing_calls(kind: MixingKind, work: StepWork[Num]) -> Iterator[tuple[MixingCalls, tuple[Num, ...]]]:
     """Token-mixing calls of one layer and their sizes: one kernel for mixed batches if the library has it, else
     decoding sequences and prompt chunks in kernels of their own; of single steps only what runs."""
     decoding, prefilling, many = work.decode_seqs, work.prefill_seqs, isinstance(work.decode_seqs, np.ndarray)
@@ -842,7 +840,7 @@ class ByCount:
 
     values: NDArray[Any]
 
-    def __call__(self, count: Any) -> Any:
+    def __call__(self, count: Num) -> Num:
         return self.values[count] if isinstance(count, np.ndarray) else self.values.item(count)
 
 

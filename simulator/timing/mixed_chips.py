@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hwprofiles import Chip, KernelLibrary, KernelTime, Link
+from hwprofiles.formulas import Num
 
 STREAMED_ROWS = 32
 """Rows from which a card computes products with weights in host memory, after copying those to the card.
@@ -39,19 +40,19 @@ class HostKernels(KernelLibrary):
         super().__init__(host.chip, host.library, corrected=host.corrected, flash=host.flash)
         self._card, self._link = card, link
 
-    def gemm(self, m: Any, n: Any, k: Any, dtype: str = "bf16") -> KernelTime:
+    def gemm(self, m: Num, n: Num, k: Num, dtype: str = "bf16") -> KernelTime:
         """See :class:`KernelLibrary`."""
         return self._either(m, super().gemm(m, n, k, dtype), lambda: self._card.gemm(m, n, k, dtype))
 
-    def moe(self, **sizes: Any) -> KernelTime:
+    def moe(self, **sizes: Num) -> KernelTime:
         """See :class:`KernelLibrary`."""
         return self._either(sizes["tokens"], super().moe(**sizes), lambda: self._card.moe(**sizes))
 
-    def sol_seconds(self, time: KernelTime, dtype: str = "") -> Any:
+    def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
         """Lesser of the times that host and card would take at their peaks."""
         return np.minimum(super().sol_seconds(time, dtype), self._card.sol_seconds(time, dtype))
 
-    def _either(self, rows: Any, on_host: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
+    def _either(self, rows: Num, on_host: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
         """Time on the host for few rows; for many, time on the card after the operands have crossed the link."""
         if np.max(rows, initial=0) < STREAMED_ROWS:
             return on_host
@@ -73,7 +74,7 @@ class SlowestKernels(KernelLibrary):
         super().__init__(first.chip, first.library, corrected=first.corrected, flash=first.flash)
         self._all = tuple(libraries)
 
-    def one_pass(self, shape: Any) -> bool:
+    def one_pass(self, shape: Num) -> bool:
         """See :class:`KernelLibrary`."""
         return all(one.one_pass(shape) for one in self._all)
 
@@ -81,7 +82,7 @@ class SlowestKernels(KernelLibrary):
 def _slowest(name: str) -> Callable[..., KernelTime]:
     """Slowest result of the method ``name`` over all libraries."""
 
-    def method(self: SlowestKernels, *sizes: Any, **named: Any) -> KernelTime:
+    def method(self: SlowestKernels, *sizes: Num, **named: Num) -> KernelTime:
         times: list[KernelTime] = [getattr(one, name)(*sizes, **named) for one in self._all]
         first = times[0]
         for other in times[1:]:
@@ -102,6 +103,6 @@ for _name in SPREAD:
     setattr(SlowestKernels, _name, _slowest(_name))
 
 
-def _choose(first: Any, one: KernelTime, other: KernelTime) -> KernelTime:
+def _choose(first: Num, one: KernelTime, other: KernelTime) -> KernelTime:
     chosen = (np.where(first, a, b) for a, b in zip(one, other, strict=True))
     return KernelTime(*(value if value.ndim else value.item() for value in chosen))

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain
 from math import isnan, prod
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
 from hwprofiles import AttentionShape
-from hwprofiles.formulas import functions_of, look_up
+from hwprofiles.formulas import Num, functions_of, look_up
 from hwprofiles.library import MixingShape
 from simulator.llm import Architecture
 from simulator.llm.layers import Layer, MoeMlp
@@ -74,10 +74,10 @@ class DecodeOverlap(Protocol):
     def prompt_groups(self) -> int:
         """Number of groups that share the computation of each prompt; 1: each computes whole prompts."""
 
-    def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
+    def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
         """Seconds in which each group sends one layer's KV of its ``tokens`` prompt tokens to the others."""
 
-    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
+    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Num, Num, Num], Num]:
         """Exposed seconds of all layers of that kind, by (sequences, queries per sequence, total keys)."""
 
     def exposed_parts(
@@ -96,7 +96,7 @@ class DecodeTable:
         formula: seconds of (sequences, queries, keys); keys may be an array.
     """
 
-    def __init__(self, formula: Callable[[Any, Any, Any], Any]) -> None:
+    def __init__(self, formula: Callable[[Num, Num, Num], Num]) -> None:
         self._formula = formula
         self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
         """Cell width, and values at the cell ends: NaN where none was requested."""
@@ -104,7 +104,7 @@ class DecodeTable:
         """Values at the ends of a block's cells for ``ROWS_TOGETHER`` like batches, by the first of these, queries and
         block."""
 
-    def __call__(self, seqs: int, query_len: int, keys: Any) -> Any:
+    def __call__(self, seqs: int, query_len: int, keys: Num) -> Num:
         """Seconds for ``keys`` total keys: a number, or an array for an array."""
         if isinstance(keys, np.ndarray):
             width = int(cell_tokens(seqs))
@@ -138,7 +138,7 @@ class DecodeTable:
         kept = [self._keep(batch, query_len, block, one) for batch, one in enumerate(costs, first)]
         return kept[seqs - first]
 
-    def ends(self, seqs: IntArray, query_len: Any, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
+    def ends(self, seqs: IntArray, query_len: Num, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
         """Values at both ends of the cell of each step; None where its blocks would be larger than the steps."""
         batch, of_batch = np.divmod(seqs - 1, ROWS_TOGETHER)
         block, of_block = np.divmod(cells, BLOCK_CELLS)
@@ -212,7 +212,7 @@ class MixingPrices:
         pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
         return ByCount(np.append(0.0, self.formulas[prompt_calls](1.0, tokens, pairs, tokens)))
 
-    def seconds(self, calls: MixingCalls, sizes: tuple[Any, ...]) -> Any:
+    def seconds(self, calls: MixingCalls, sizes: tuple[Num, ...]) -> Num:
         """Seconds of all layers for some of their kernels (``kernels.mixing_calls``) in one step."""
         layers = self.kind.layers
         if calls is decode_calls:
@@ -246,14 +246,14 @@ class CallBlock(NamedTuple):
 class GroupStep(NamedTuple):
     """A step as one attention group computes it: the slowest of them."""
 
-    work: StepWork[Any]
-    tokens: Any
-    logit_rows: Any
-    turns: Any
+    work: StepWork[Num]
+    tokens: Num
+    logit_rows: Num
+    turns: Num
     """Prompts computed one after the other, of which ``work`` holds the mean one."""
-    all_group_tokens: Any
+    all_group_tokens: Num
     """Tokens of all groups together; those of this one where no experts are shared."""
-    expert_tokens: Any
+    expert_tokens: Num
     """Tokens that experts shared by the groups compute."""
 
 
@@ -431,7 +431,7 @@ class StepTimer:
         every.add(total, step.turns)
         return every
 
-    def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
+    def seconds(self, work: StepWork[Num], logit_rows: int | None = None) -> Num:
         """Device seconds of one step, and the wait for launches outside captured graphs.
 
         Args:
@@ -441,7 +441,7 @@ class StepTimer:
         step = self._of_group(work, logit_rows)
         prefilling = step.work.prefill_seqs
         layers = self._layer_table(int(self._together(step.work)))
-        total: Any = layers.seconds(step.tokens) + self._head.seconds(step.logit_rows)
+        total: Num = layers.seconds(step.tokens) + self._head.seconds(step.logit_rows)
         total += self._mixing_seconds(step.work)
         if self._experts is not None:
             total += self._experts.seconds(step.expert_tokens)
@@ -497,7 +497,7 @@ class StepTimer:
         """Whether groups compute prompts together."""
         return self._overlap is not None and self._overlap.prompt_groups > 1
 
-    def _of_group(self, work: StepWork[Any], logit_rows: Any = None) -> GroupStep:
+    def _of_group(self, work: StepWork[Num], logit_rows: Num = None) -> GroupStep:
         """The part of a step that the slowest attention group does."""
         deployment = self.deployment
         turns, work = self._one_prompt(work)
@@ -515,7 +515,7 @@ class StepTimer:
             expert_tokens = functions_of(tokens).maximum(everyone, look_up(self._padded, tokens))
         return GroupStep(seen, tokens, logit_rows, turns, everyone, expert_tokens)
 
-    def _one_prompt(self, work: StepWork[Any]) -> tuple[Any, StepWork[Any]]:
+    def _one_prompt(self, work: StepWork[Num]) -> tuple[Num, StepWork[Num]]:
         """How many prompts of a step are computed one after the other, and the work of the mean one, padded; the step
         as it is where prompts are computed together."""
         count, tokens = work.prefill_seqs, work.prefill_tokens
@@ -545,7 +545,7 @@ class StepTimer:
         even: FloatArray = np.divide(step.all_group_tokens, groups * tokens, out=np.ones(len(tokens)), where=tokens > 0)
         return even
 
-    def _layer_blocks(self, home: Deployment, tokens: IntArray, query_len: Any) -> Iterator[CallBlock]:
+    def _layer_blocks(self, home: Deployment, tokens: IntArray, query_len: Num) -> Iterator[CallBlock]:
         """Embedding, layers, and the transfer of activations to the chip that runs the next layers.
 
         Args:
@@ -593,7 +593,7 @@ class StepTimer:
             self._layers[query_len] = like
         return self._layers[query_len]
 
-    def _together(self, work: StepWork[Any]) -> Any:
+    def _together(self, work: StepWork[Num]) -> Num:
         """Consecutive tokens per sequence for routed experts: the verified ones in steps without prompts, else 1."""
         decoding, prefilling = work.decode_seqs, work.prefill_seqs
         if isinstance(decoding, np.ndarray):
@@ -625,9 +625,9 @@ class StepTimer:
             exchange = other_device_kernel("KV exchange", "collective", self._exchange_s(kind, work.prefill_tokens))
             yield exchange._replace(basis=EXTRAPOLATED)
 
-    def _mixing_seconds(self, work: StepWork[Any]) -> Any:
+    def _mixing_seconds(self, work: StepWork[Num]) -> Num:
         """Seconds of the same kernels of all layers in one step."""
-        total: Any = 0.0
+        total: Num = 0.0
         for prices in self._mixing:
             for calls, sizes in mixing_calls(prices.kind, work):
                 if self._overlap is not None and calls is decode_calls and not work.prefill_seqs:
@@ -658,7 +658,7 @@ class StepTimer:
         yield kernel._replace(exposed=exposed, basis=basis)
         yield other_device_kernel("p2p-send", "collective", link)._replace(basis=EXTRAPOLATED)
 
-    def _exchange_s(self, kind: MixingKind, prompt_tokens: Any) -> Any:
+    def _exchange_s(self, kind: MixingKind, prompt_tokens: Num) -> Num:
         """Seconds to exchange keys and values of one layer between groups that compute prompts together."""
         assert self._overlap is not None
         assert isinstance(kind.shape, AttentionShape)
@@ -680,15 +680,15 @@ class BySequence(StepTimer):
             total.add(StepTimer.costs(self, part), times)
         return total
 
-    def seconds(self, work: StepWork[Any], logit_rows: int | None = None) -> Any:
-        total: Any = 0.0
+    def seconds(self, work: StepWork[Num], logit_rows: int | None = None) -> Num:
+        total: Num = 0.0
         for times, part in self._passes(work):
             if times:
                 total = total + times * StepTimer.seconds(self, part)
         return total
 
     @staticmethod
-    def _passes(work: StepWork[Any]) -> tuple[tuple[Any, StepWork[Any]], tuple[Any, StepWork[Any]]]:
+    def _passes(work: StepWork[Num]) -> tuple[tuple[Num, StepWork[Num]], tuple[Num, StepWork[Num]]]:
         """How often each of two passes runs, and its work: a sequence that decodes, and all prompts."""
         decodes = decode_work(work.decode_seqs, work.query_len, work.decode_kv_tokens)
         prompts = work._replace(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from math import floor
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from forerun.arrays import IntArray
+from hwprofiles.formulas import Num
 
 Number = TypeVar("Number")
 
@@ -56,23 +57,23 @@ class StepWork(NamedTuple, Generic[Number]):
     """Keys that the decoding sequences read, per window."""
     longest_kv: Number | int = 0
     """Context of the longest decoding sequence, where timing requests it (``tracked_longest``); 0 = all alike."""
-    tail_kv: Any = 0
+    tail_kv: Num = 0
     """``longest_kv`` less the mean context of the ``tracked_longest`` longest sequences."""
-    dp_imbalance: Any = 0.0
+    dp_imbalance: Num = 0.0
     """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
     is the work of all groups together."""
-    trimmed: Any = 0
+    trimmed: Num = 0
     """Tokens by which ``decode_seqs * query_len`` exceeds what is verified, where sequences verify unequal numbers of
     draft tokens; less than ``decode_seqs``."""
 
     @property
-    def numbers(self) -> list[Any]:
+    def numbers(self) -> list[Num]:
         """All numbers of the step in a row."""
         by_window = chain.from_iterable(getattr(self, name) for name in WORK_BY_WINDOW)
         return [*(getattr(self, name) for name in WORK_SCALARS), *by_window]
 
     @classmethod
-    def of_numbers(cls, numbers: Sequence[Any]) -> StepWork[Any]:
+    def of_numbers(cls, numbers: Sequence[Num]) -> StepWork[Num]:
         """The step with the given ``numbers``."""
         scalars, rest = numbers[: len(WORK_SCALARS)], numbers[len(WORK_SCALARS) :]
         windows = len(rest) // len(WORK_BY_WINDOW)
@@ -81,18 +82,18 @@ class StepWork(NamedTuple, Generic[Number]):
         return cls(**fields)
 
     @property
-    def decode_tokens(self) -> Any:
+    def decode_tokens(self) -> Num:
         """Tokens that the decoding sequences compute together."""
-        decoding: Any = self.decode_seqs
+        decoding: Num = self.decode_seqs
         return decoding * self.query_len - self.trimmed
 
     @property
-    def tokens(self) -> Any:
+    def tokens(self) -> Num:
         """Tokens that the step computes."""
         return self.prefill_tokens + self.decode_tokens
 
     @property
-    def all_group_tokens(self) -> Any:
+    def all_group_tokens(self) -> Num:
         """Tokens of all attention groups together."""
         tokens = self.tokens
         if isinstance(tokens, np.ndarray):
@@ -100,7 +101,7 @@ class StepWork(NamedTuple, Generic[Number]):
         return floor(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
 
 
-def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[Any]:
+def decode_work(seqs: Num, query_len: Num, keys: tuple[Num, ...]) -> StepWork[Num]:
     """Steps without prompts: ``seqs`` sequences verify ``query_len`` tokens each and read ``keys`` per window together.
 
     Integers for one step, or arrays for many.
@@ -120,7 +121,7 @@ def decode_work(seqs: Any, query_len: Any, keys: tuple[Any, ...]) -> StepWork[An
     )
 
 
-def mean_sequence(work: StepWork[Any], present: Any) -> StepWork[Any]:
+def mean_sequence(work: StepWork[Num], present: Num) -> StepWork[Num]:
     """The step for a single decoding sequence with the mean context of the batch; for none where ``present`` is 0.
 
     >>> mean_sequence(decode_work(4, 1, (8000,)), 1).decode_kv_tokens
@@ -131,10 +132,10 @@ def mean_sequence(work: StepWork[Any], present: Any) -> StepWork[Any]:
     return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
 
 
-def some_steps(work: StepWork[Any], rows: Any) -> StepWork[Any]:
+def some_steps(work: StepWork[Num], rows: Num) -> StepWork[Num]:
     """Select ``rows`` of the work of many steps."""
 
-    def taken(part: Any) -> Any:
+    def taken(part: Num) -> Num:
         return part[rows] if isinstance(part, np.ndarray) else part
 
     return StepWork(*(tuple(map(taken, part)) if isinstance(part, tuple) else taken(part) for part in work))
@@ -166,7 +167,7 @@ def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
     return context_tokens if window is None else min(context_tokens, window + query_len - 1)
 
 
-def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
+def slowest_group(work: StepWork[Num], groups: int) -> StepWork[Num]:
     """Work of the slowest of ``groups`` attention groups in a step.
 
     By default sequences are dealt out evenly, whole: a single prompt keeps one group busy
@@ -179,10 +180,10 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
         return work
     decoding, prefilling = _share(work.decode_seqs, groups), _share(work.prefill_seqs, groups)
 
-    def decodes(total: Any) -> Any:
+    def decodes(total: Num) -> Num:
         return _part(total, decoding, work.decode_seqs)
 
-    def prompts(total: Any) -> Any:
+    def prompts(total: Num) -> Num:
         return _part(total, prefilling, work.prefill_seqs)
 
     slowest = StepWork(
@@ -199,7 +200,7 @@ def slowest_group(work: StepWork[Any], groups: int) -> StepWork[Any]:
     return slowest._replace(dp_imbalance=_ratio(work.tokens, slowest.tokens))
 
 
-def context_parallel_part(work: StepWork[Any], groups: int) -> StepWork[Any]:
+def context_parallel_part(work: StepWork[Num], groups: int) -> StepWork[Num]:
     """What one of ``groups`` does of a step whose prompts they compute together, an equal share of tokens and pairs
     each, over all keys; decoding stays whole.
 
@@ -212,24 +213,24 @@ def context_parallel_part(work: StepWork[Any], groups: int) -> StepWork[Any]:
     )
 
 
-def _ratio(total: Any, part: Any) -> Any:
+def _ratio(total: Num, part: Num) -> Num:
     if isinstance(part, np.ndarray):
         return np.divide(total, part, out=np.ones(part.shape), where=part > 0)
     return total / part if part else 1.0
 
 
-def _share(sequences: Any, groups: int) -> Any:
+def _share(sequences: Num, groups: int) -> Num:
     return -(-sequences // groups)
 
 
-def _part(total: Any, share: Any, sequences: Any) -> Any:
+def _part(total: Num, share: Num, sequences: Num) -> Num:
     """``share`` of ``sequences`` equal parts of ``total``, rounded up."""
     if isinstance(sequences, np.ndarray):
         return -(-total * share // np.maximum(sequences, 1))
     return -(-total * share // sequences) if sequences else total
 
 
-def expanded(work: StepWork[Any], windows: tuple[int | None, ...]) -> StepWork[Any]:
+def expanded(work: StepWork[Num], windows: tuple[int | None, ...]) -> StepWork[Num]:
     """A verify step in which every token is a sequence of its own: batch expansion.
 
     Of ``q`` verified tokens of a sequence the last reads ``k`` keys and each one before it one less, so that they read
@@ -283,7 +284,7 @@ def usual_steps(
     prompt = min(USUAL_TOKENS, most_tokens)
     seqs = max(1, min(USUAL_BATCH, most_seqs, most_tokens // query_len))
 
-    def each(first: Any, second: Any) -> IntArray:
+    def each(first: Num, second: Num) -> IntArray:
         return np.array([first, second], dtype=np.int64)
 
     return StepWork(

@@ -196,7 +196,9 @@ class Budget:
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def choose(self, batch: list[Any], prompt_tokens: cython.longlong, cut: cython.longlong = 0) -> cython.longlong:
+    def choose(
+        self, batch: list[Sequence], prompt_tokens: cython.longlong, cut: cython.longlong = 0
+    ) -> cython.longlong:
         """Set ``verified`` of each sequence of a batch, the last of which has ``cut`` draft tokens less; returns the
         tokens that all verify, one each included."""
         sequence: Sequence
@@ -263,7 +265,7 @@ class Budget:
         return tokens
 
     @cython.cfunc
-    def _mark(self, batch: list[Any]) -> None:
+    def _mark(self, batch: list[Sequence]) -> None:
         """Set ``verified`` of each sequence to its class, count them, and mark the positions of these classes."""
         sequence: Sequence
         place: cython.longlong

@@ -57,13 +57,13 @@ class Drafting:
     """The policy, if it is one of the engine's."""
     counts: cython.longlong[::1]
     """Of a step, the sequences that accepted 0, 1, ... tokens."""
-    windows: tuple[Any, ...]
+    windows: tuple[int | None, ...]
     unskipped: list[Any]
     """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
     by_seqs: list[Any]
     """Choices of a policy that goes by the batch alone, by sequences; None where it has not chosen yet."""
 
-    def __init__(self, rule: Any, limits: Any, windows: tuple[Any, ...]) -> None:
+    def __init__(self, rule: Any, limits: Any, windows: tuple[int | None, ...]) -> None:
         self.policy = rule.make_policy()
         self.learns = not self.policy.by_batch_alone
         self.learner = self.policy if isinstance(self.policy, LearningPolicy) else None
@@ -93,7 +93,9 @@ class Drafting:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def choose(self, batch: list[Any], prompt_tokens: cython.longlong, waiting: cython.longlong) -> cython.longlong:
+    def choose(
+        self, batch: list[Sequence], prompt_tokens: cython.longlong, waiting: cython.longlong
+    ) -> cython.longlong:
         """The policy's choice for the end of a step of so many sequences."""
         seqs: cython.longlong = len(batch)
         context: cython.longlong = 0
@@ -111,7 +113,7 @@ class Drafting:
         return tokens
 
     @cython.cfunc
-    def work(self, tokens: cython.longlong, batch: list[Any]) -> DraftWork:
+    def work(self, tokens: cython.longlong, batch: list[Sequence]) -> DraftWork:
         """Work of the drafter in a step that proposes so many tokens, for sequences that may lack some in its cache."""
         plain: DraftWork = self.unskipped[2 * tokens + (tokens != self.tokens)]
         sequence: Sequence

@@ -97,7 +97,7 @@ class Engine:
     """One number: when the next request is seen, where the source is polled."""
     _plan: StepPlan
     _draft: DraftWork | None
-    _drafting: list[Any]
+    _drafting: list[Sequence]
     """The sequences that a policy chose for."""
     _seconds: cython.double
     _copies_s: cython.double

@@ -27,7 +27,7 @@ class StagedBatch:
     running: cython.longlong
     waiting: cython.longlong
 
-    def __init__(self, plan: StepPlan, windows: tuple[Any, ...], start: cython.double) -> None:
+    def __init__(self, plan: StepPlan, windows: tuple[int | None, ...], start: cython.double) -> None:
         self.plan, self.start = plan, start
         self.work = Work(windows)
 

@@ -113,7 +113,7 @@ class Sequence:
 
 
 @cython.cfunc
-def _drop(sequences: list[Any], sequence: Sequence) -> None:
+def _drop(sequences: list[Sequence], sequence: Sequence) -> None:
     """Take a sequence out of a list that holds it."""
     place: cython.longlong = 0
     while sequences[place] is not sequence:

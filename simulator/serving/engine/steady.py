@@ -47,7 +47,7 @@ class Steady:
     """Sequences in the order of the batch, by the step after which they have all their tokens."""
     _filling: cython.longlong[::1]
     """How many read fewer keys than a window has, by window."""
-    _full: list[Any]
+    _full: list[dict[int, int]]
     """How many of these read as many as it has for the first time, by window and step."""
 
     def __init__(self, reserved: cython.longlong, page_tokens: cython.longlong, page_blocks: cython.longlong) -> None:

@@ -54,7 +54,7 @@ class Work:
     """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
     scratch: Any
 
-    def __init__(self, windows: tuple[Any, ...]) -> None:
+    def __init__(self, windows: tuple[int | None, ...]) -> None:
         none = [0] * len(windows)
         self.slowest = self.scratch = None
         self.windows = array("q", [-1 if window is None else window for window in windows])
@@ -188,7 +188,7 @@ class Work:
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def _keys(self, sequences: list[Any], w: cython.longlong) -> cython.longlong:
+    def _keys(self, sequences: list[Sequence], w: cython.longlong) -> cython.longlong:
         """Keys that decoding sequences read within a window."""
         place: cython.longlong
         sequence: Sequence

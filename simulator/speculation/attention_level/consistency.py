@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, KernelLibrary, load_chip, load_link
+from hwprofiles.formulas import Num
 from simulator.llm import load_architecture
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.layer import LayerTimes, Reading, expected_pass_seconds
@@ -46,10 +47,10 @@ class ConsistencySet:
     window_tokens: int
     parameters: Mapping[str, Parameter]
     """Values from the engine, each with its range."""
-    published: Mapping[str, Any]
+    published: Mapping[str, Num]
     cases: tuple[tuple[str, Mapping[str, float]], ...]
     """Named alternatives: the parameters that differ from the set's values."""
-    attention_s: Callable[[int, Any, Mapping[str, float]], Any]
+    attention_s: Callable[[int, Num, Mapping[str, float]], Num]
     """Exact decode attention of one layer by (chips of a group, context, values)."""
 
     def values(self, changes: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -105,7 +106,7 @@ def consistency_set(name: str) -> ConsistencySet:
         low, high = min(fields.get("low", value), value), max(fields.get("high", value), value)
         parameters[key] = Parameter(key, value, low, high, fields["what"], source_words(fields["source"]))
 
-    def attention_s(chips: int, context_tokens: Any, values: Mapping[str, float]) -> Any:
+    def attention_s(chips: int, context_tokens: Num, values: Mapping[str, float]) -> Num:
         timer = alone if chips == 8 else group
         field = "serial_head_bytes_per_s" if chips == 8 else "group_head_bytes_per_s"
         decode = timer.deployment.kernels.attention_decode(_shape(timer), seqs=1, q_len=1, kv_tokens=context_tokens)
@@ -159,13 +160,13 @@ def _rest(timer: StepTimer, context_tokens: int, layers: int) -> float:
 class LayoutComparison(NamedTuple):
     """Two layouts at the same contexts; every entry a number or an array over the contexts."""
 
-    serial_s: Any
+    serial_s: Num
     """A layer without speculation on all chips."""
-    speculative_s: Any
+    speculative_s: Num
     """A layer with speculation on two groups of half the chips, mean over a pass."""
-    speedup: Any
+    speedup: Num
     """Of a whole decode step, as the engine prices it."""
-    overhead_reduction: Any
+    overhead_reduction: Num
     """What attention adds to a layer, without speculation over with it."""
 
 
@@ -177,7 +178,7 @@ class SensitivityCase(NamedTuple):
     overhead_reduction: float
 
 
-def group_layer(parameters: ConsistencySet, context_tokens: Any, values: Mapping[str, float]) -> LayerTimes:
+def group_layer(parameters: ConsistencySet, context_tokens: Num, values: Mapping[str, float]) -> LayerTimes:
     """Times of a layer on one of the two groups (four chips)."""
     exact = parameters.attention_s(4, context_tokens, values)
     skipped = min(parameters.kernels_per_layer * values["skip_launch_s"], values["group_other_s"])
@@ -197,7 +198,7 @@ def group_layer(parameters: ConsistencySet, context_tokens: Any, values: Mapping
 
 def compare_layouts(
     parameters: ConsistencySet,
-    context_tokens: Any,
+    context_tokens: Num,
     hit_rate: float,
     reading: Reading = "next-attention",
     changes: Mapping[str, float] | None = None,

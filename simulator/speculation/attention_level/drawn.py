@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
+from hwprofiles.formulas import Num
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import rate_at_factor
 from simulator.speculation.attention_level.overlap import DeviceGroups, SpeculativeAttention
@@ -80,7 +80,7 @@ class DrawnTimer:
         self.windows = timer.windows
         self._timer, self._attention, self._config, self._draws = timer, attention, config, draws
 
-    def seconds(self, work: StepWork[Any], draft: DraftStep[int] | None = None) -> float:
+    def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> float:
         """Seconds of one step, host included."""
         total = float(self._timer.seconds(work) if draft is None else self._timer.seconds(work, draft))
         if not work.decode_seqs or work.prefill_seqs:

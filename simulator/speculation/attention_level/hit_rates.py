@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
+from hwprofiles.formulas import Num
 from simulator.speculation.attention_level.parameters import Parameter, source_words
 
 TOLERANCE = 0.10
@@ -42,7 +43,7 @@ def published_hit_rate(task: str) -> float:
     return rate
 
 
-def rate_at_context(points: list[list[float]], context_tokens: Any) -> Any:
+def rate_at_context(points: list[list[float]], context_tokens: Num) -> Num:
     """Hit rate at a context, linear in its logarithm between measured points and constant outside them.
 
     Args:
@@ -53,7 +54,7 @@ def rate_at_context(points: list[list[float]], context_tokens: Any) -> Any:
     return np.interp(np.log(np.maximum(context_tokens, 1.0)), np.log(contexts), rates)
 
 
-def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: float = 0.0) -> Any:
+def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: float = 0.0) -> Num:
     """Hit rate of a layer over a whole batch.
 
     Args:
@@ -73,7 +74,7 @@ def batch_hit_rate(rate: Any, queries: Any, verification: str, correlation: floa
     return rates if np.ndim(rates) else float(rates)
 
 
-def failing_chance(failing: int, rate: Any, requests: Any, queries: Any, correlation: float) -> Any:
+def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correlation: float) -> Num:
     """Chance that so many requests of a batch fail, of which others pass; 0 where a batch is no larger.
 
     Args:
@@ -95,7 +96,7 @@ def failing_chance(failing: int, rate: Any, requests: Any, queries: Any, correla
     return np.where(np.asarray(requests) > failing, chance, 0.0)
 
 
-def given_factor(rate: Any, correlation: float) -> tuple[Any, FloatArray]:
+def given_factor(rate: Num, correlation: float) -> tuple[Num, FloatArray]:
     """Hit rate of a query at values of the factor that its batch shares (last axis), and what those weigh."""
     if correlation == 0.0:
         return np.asarray(rate, dtype=np.float64)[..., None], np.ones(1)
@@ -110,7 +111,7 @@ def _normal_nodes() -> tuple[FloatArray, FloatArray]:
     return nodes, weights / weights.sum()
 
 
-def rate_at_factor(rate: Any, correlation: float, factor: Any) -> Any:
+def rate_at_factor(rate: Num, correlation: float, factor: Num) -> Num:
     """Hit rate of a query whose batch shares ``factor``, a standard normal number; along the last axis."""
     from scipy.special import ndtr, ndtri  # slow to import, and most runs do without
 
@@ -141,7 +142,7 @@ class ErrorModel(NamedTuple):
     window_exponent: float
     """Power by which the error falls with S."""
 
-    def moved(self, rate: Any, tolerance: float, window_tokens: int) -> Any:
+    def moved(self, rate: Num, tolerance: float, window_tokens: int) -> Num:
         """Hit rate at another lambda and S than the ``TOLERANCE`` and ``WINDOW_TOKENS`` that ``rate`` belongs to."""
         if tolerance == TOLERANCE and window_tokens == WINDOW_TOKENS:
             return rate

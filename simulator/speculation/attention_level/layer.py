@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from forerun.errors import ForerunError
+from hwprofiles.formulas import Num
 
 Reading = Literal["next-attention", "same-layer", "pipelined"]
 """When the receiver of a speculative output has to wait.
@@ -19,7 +20,7 @@ miss (an ideal: verification and skipped launches are hidden).
 """
 READINGS: tuple[Reading, ...] = get_args(Reading)
 
-Seconds = Any
+Seconds = Num
 """Seconds: a float, or an array with one entry per case."""
 
 
@@ -138,9 +139,9 @@ def pass_seconds(times: LayerTimes, hits: Sequence[Outcome], reading: Reading) -
 
 def expected_pass_seconds(
     times: LayerTimes,
-    hit_rates: Sequence[Any],
+    hit_rates: Sequence[Num],
     reading: Reading,
-    rolled_back: Iterable[tuple[LayerTimes, Sequence[Any]]] = (),
+    rolled_back: Iterable[tuple[LayerTimes, Sequence[Num]]] = (),
 ) -> Seconds:
     """Mean seconds of a pass whose layers pass verification independently, layer i with ``hit_rates[i]``.
 
@@ -159,7 +160,7 @@ def expected_pass_seconds(
     """
     if not len(hit_rates):
         raise ForerunError("a pass has at least one layer")
-    partial: Any = 0.0
+    partial: Num = 0.0
     for own, chances in rolled_back:  # a miss is the same in both, so this is what these outcomes save over one
         none = [0.0] * len(chances)
         partial = partial + expected_pass_seconds(own, chances, reading) - expected_pass_seconds(own, none, reading)
@@ -172,14 +173,14 @@ def expected_pass_seconds(
     if reading == "next-attention":
         hits = sum(hit_rates[:-1])
         return total + hits * first + (len(hit_rates) - 1 - hits) * miss + partial
-    waits: Any = 0.0
+    waits: Num = 0.0
     for rate in hit_rates[:-1]:
         total = total + rate * ((1 - waits) * first + waits * second) + (1 - rate) * miss
         waits = rate * (1 - waits)
     return total
 
 
-def layer_seconds(times: LayerTimes, hit_rate: Any, reading: Reading) -> Seconds:
+def layer_seconds(times: LayerTimes, hit_rate: Num, reading: Reading) -> Seconds:
     """Mean seconds of a layer far from the ends of the pass: ``h hit + (1 - h) miss``; in the pipeline long runs."""
     if reading != "pipelined":
         return hit_rate * hit_seconds(times, reading) + (1 - hit_rate) * miss_seconds(times)
@@ -201,7 +202,7 @@ def _hit_pair(times: LayerTimes, reading: Reading) -> tuple[Seconds, Seconds]:
     return alone, np.maximum(alone, times.serial_s + 2 * times.sync_s - alone)
 
 
-def _last_layer(times: LayerTimes, hit_rate: Any, reading: Reading) -> Seconds:
+def _last_layer(times: LayerTimes, hit_rate: Num, reading: Reading) -> Seconds:
     """Mean seconds of the last layer from its attention on."""
     sender = times.exact_s
     if reading == "next-attention":

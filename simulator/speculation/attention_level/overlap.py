@@ -14,6 +14,7 @@ from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from hwprofiles import AttentionShape
+from hwprofiles.formulas import Num
 from simulator.llm.layers import Attention, Layer
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.speculation.attention_level.hit_rates import (
@@ -49,7 +50,7 @@ class _Kind(NamedTuple):
     kv_bytes: float
     """KV of one token in one layer on one chip."""
 
-    def rest(self, tokens: Any) -> tuple[Any, Any]:
+    def rest(self, tokens: Num) -> tuple[Num, Num]:
         """``other_s`` and ``pre_s`` of so many tokens; tables of like batches ask for more than a step may have."""
         held = np.minimum(tokens, len(self.other_s) - 1)
         return self.other_s[held], self.pre_s[held]
@@ -115,13 +116,13 @@ class SpeculativeAttention:
         self._config, self._configs = configs[0], configs
         self._costs = [{name: cost.value for name, cost in chosen_costs(one, kind).items()} for one in configs]
 
-    def _each(self, values: Sequence[Any], like: Any) -> Any:
+    def _each(self, values: Sequence[Num], like: Num) -> Num:
         return values[0] if len(values) == 1 else np.repeat(values, len(like) // len(values))
 
-    def _cost(self, name: str, like: Any) -> Any:
+    def _cost(self, name: str, like: Num) -> Num:
         return self._each([costs[name] for costs in self._costs], like)
 
-    def _layer_rates(self, contexts: Any) -> list[Any]:
+    def _layer_rates(self, contexts: Num) -> list[Num]:
         """Hit rate of one query in every layer; layers whose rates are the same object have the same."""
         if len(self._configs) == 1:
             return self._config.layer_hit_rates(self.layers, contexts)
@@ -138,7 +139,7 @@ class SpeculativeAttention:
     def prompt_groups(self) -> int:
         return GROUPS if self._config.prefill == "context-parallel" else 1
 
-    def exchange_s(self, shape: AttentionShape, tokens: Any) -> Any:
+    def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
         """Seconds of one layer in which each group sends the KV of its prompt tokens to the other, which keeps it: one
         message each way, nothing of it hidden behind attention."""
         sent = self._cost("send_s", tokens) + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
@@ -148,13 +149,13 @@ class SpeculativeAttention:
     def full_attention(self) -> tuple[AttentionShape, ...]:
         return tuple(shape for shape, window in self._kinds if window is None)
 
-    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Any, Any, Any], Any]:
+    def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Num, Num, Num], Num]:
         """Seconds that all layers of that kind add to a step, as a function of (sequences, queries, keys)."""
         return lambda seqs, query_len, keys: sum(self.exposed_parts(shape, window, seqs, query_len, keys))
 
     def exposed_parts(
-        self, shape: AttentionShape, window: int | None, seqs: Any, query_len: Any, keys: Any
-    ) -> tuple[Any, Any]:
+        self, shape: AttentionShape, window: int | None, seqs: Num, query_len: Num, keys: Num
+    ) -> tuple[Num, Num]:
         """The same in two parts: seconds in attention, seconds on the link."""
         if window is not None:
             return self._kinds[shape, window].layers * self._decode(shape, seqs, query_len, keys), 0.0 * keys
@@ -165,16 +166,16 @@ class SpeculativeAttention:
         link = np.minimum(times.sync_s + sum(rates) / self.layers * times.send_s, exposed)
         return kind.layers * (exposed - link), kind.layers * link
 
-    def _decode(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> Any:
+    def _decode(self, shape: AttentionShape, seqs: Num, query_len: Num, keys: Num) -> Num:
         kernels = self._deployment.kernels
         priced = partial(kernels.attention_decode, shape, seqs=seqs, q_len=query_len, kv_tokens=keys)
         return _RECENT_DECODES.get((kernels, shape, *sizes_key(seqs, query_len, keys)), lambda: priced().seconds)
 
-    def rates(self, seqs: Any, query_len: Any, keys: Any) -> list[Any]:
+    def rates(self, seqs: Num, query_len: Num, keys: Num) -> list[Num]:
         """Chance of each layer to pass verification with the whole batch."""
         config, queries = self._config, seqs * query_len
 
-        def whole(rate: Any) -> Any:
+        def whole(rate: Num) -> Num:
             return batch_hit_rate(rate, queries, config.verification, config.batch_correlation)
 
         return _of_each(self._layer_rates(keys / seqs), whole)
@@ -196,8 +197,8 @@ class SpeculativeAttention:
         return change
 
     def _mean_pass(
-        self, shape: AttentionShape, times: LayerTimes, rates: list[Any], batch: tuple[Any, Any, Any]
-    ) -> Any:
+        self, shape: AttentionShape, times: LayerTimes, rates: list[Num], batch: tuple[Num, Num, Num]
+    ) -> Num:
         """Mean seconds of a pass through all layers, as if all were of that shape, at their ``rates``.
 
         ``batch``: sequences, queries of each, keys.
@@ -207,7 +208,7 @@ class SpeculativeAttention:
             return expected_pass_seconds(times, rates, config.reading)
         one = self._layer_rates(keys / seqs)
 
-        def partial(failing: int) -> tuple[LayerTimes, list[Any]]:
+        def partial(failing: int) -> tuple[LayerTimes, list[Num]]:
             chances = _of_each(
                 one, lambda rate: failing_chance(failing, rate, seqs, query_len, config.batch_correlation)
             )
@@ -216,11 +217,11 @@ class SpeculativeAttention:
         some = (partial(failing) for failing in range(1, int(np.max(seqs, initial=1))))
         return expected_pass_seconds(times, rates, config.reading, some)
 
-    def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Any) -> LayerTimes:
+    def _rolled_back(self, shape: AttentionShape, times: LayerTimes, rows: Num) -> LayerTimes:
         other, pre = self._kinds[shape, None].rest(rows)
         return times.rolled_back(pre, other - pre)
 
-    def layer_times(self, shape: AttentionShape, seqs: Any, query_len: Any, keys: Any) -> LayerTimes:
+    def layer_times(self, shape: AttentionShape, seqs: Num, query_len: Num, keys: Num) -> LayerTimes:
         """Times of one full-attention layer in a step of ``seqs`` sequences with ``keys`` keys in all."""
         kernels, kind = self._deployment.kernels, self._kinds[shape, None]
         rows = seqs * query_len
@@ -277,7 +278,7 @@ class SpeculativeAttention:
         return total
 
 
-def _of_each(rates: Sequence[Any], chance: Callable[[Any], Any]) -> list[Any]:
+def _of_each(rates: Sequence[Num], chance: Callable[[Num], Num]) -> list[Num]:
     """``chance`` of every layer's rate, computed once for those that are the same object."""
     known = {key: chance(rate) for key, rate in {id(rate): rate for rate in rates}.items()}
     return [known[id(rate)] for rate in rates]

@@ -47,7 +47,7 @@ class GroupedScheduler(Scheduler):
         group.add(sequence)
 
     @cython.cfunc
-    def _fewest(self) -> list[Any]:
+    def _fewest(self) -> list[int]:
         """Numbers of the groups, those with the fewest requests first: waiting ones count four times, as in vLLM."""
         group: Scheduler
         loads = []
@@ -144,10 +144,10 @@ class GroupedScheduler(Scheduler):
         return True
 
     @cython.ccall
-    def in_step(self, plan: StepPlan) -> list[Any]:
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
         """The batch by whose size a policy chooses, of all groups."""
         group: Scheduler
-        sequences: list[Any] = []
+        sequences: list[Sequence] = []
         for number, group in enumerate(self.groups):
             sequences += group.in_step(plan.parts[number])
         return sequences

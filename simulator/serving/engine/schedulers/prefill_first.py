@@ -19,7 +19,7 @@ class PrefillFirstScheduler(Scheduler):
 
     _left: cython.longlong
     """Decode steps that come before the next look at the queue."""
-    _ended: list[Any]
+    _ended: list[Sequence]
 
     def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
         Scheduler.__init__(self, limits, cache, swap)

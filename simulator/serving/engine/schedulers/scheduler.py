@@ -260,7 +260,7 @@ class Scheduler:
         raise NotImplementedError
 
     @cython.ccall
-    def in_step(self, plan: StepPlan) -> list[Any]:
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
         """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
         return self.running
 

@@ -13,7 +13,7 @@ from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
 class StaticScheduler(Scheduler):
     """A batch is filled once and runs until its last request is done; finished requests keep their place as padding."""
 
-    _padding: list[Any]
+    _padding: list[Sequence]
 
     def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
         Scheduler.__init__(self, limits, cache, swap)

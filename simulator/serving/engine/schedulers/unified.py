@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.schedulers.scheduler import Scheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
@@ -19,7 +17,7 @@ class UnifiedScheduler(Scheduler):
     """
 
     @cython.ccall
-    def in_step(self, plan: StepPlan) -> list[Any]:
+    def in_step(self, plan: StepPlan) -> list[Sequence]:
         """The sequences that the step schedules, as vLLM looks its table up by ``len(num_scheduled_tokens)``."""
         return [*plan.decodes, *[sequence for sequence, _ in plan.chunks]]
 
