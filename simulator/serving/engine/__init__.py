@@ -36,7 +36,6 @@ from simulator.serving.engine.prefix_index import SentPrefixes as SentPrefixes
 from simulator.serving.engine.prices import Prices as Prices
 from simulator.serving.engine.prices import Program as Program
 from simulator.serving.engine.prices import RecordedPrices as RecordedPrices
-from simulator.serving.engine.prices import ScaledPrices as ScaledPrices
 from simulator.serving.engine.rows import Arrivals as Arrivals
 from simulator.serving.engine.rows import Output as Output
 from simulator.serving.engine.schedulers.grouped import GroupedScheduler as GroupedScheduler

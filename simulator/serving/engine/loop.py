@@ -56,6 +56,7 @@ class Engine:
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
+        step_factors: on the seconds of steps with prompt chunks, and of the others.
     """
 
     index = cython.declare(cython.longlong, visibility="public")
@@ -73,6 +74,8 @@ class Engine:
     """Whether a step is planned, to be committed at ``end``."""
     source: Any
     prices = cython.declare(Prices, visibility="public")
+    _with_prompts: cython.double
+    _without_prompts: cython.double
     priorities: Any
     draws: Draws
     budget: Budget
@@ -138,11 +141,13 @@ class Engine:
         kv_transfers: Any = None,
         prefill_only: bool = False,
         offload: Any = None,
+        step_factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.index = index
         self.source = source
         self.scheduler = scheduler
         self.prices = prices
+        self._with_prompts, self._without_prompts = step_factors
         self.output = output
         self.log = output.log
         self.draws = draws
@@ -248,8 +253,8 @@ class Engine:
             return False
         if self.counting and self._plain and scheduler.repeat(self._plan):
             self.work.measure_keys(self._plan)
-            seconds = _by_clock(now, _on_grid(self.prices.seconds_again(self.work, self._repeated)))
-            self._planned(now, seconds, 0.0)
+            seconds = self.prices.seconds_again(self.work, self._repeated) * self._without_prompts
+            self._planned(now, _by_clock(now, _on_grid(seconds)), 0.0)
             return True
         self._repeated.usable = False
         drafting: Drafting = self.drafting
@@ -268,10 +273,8 @@ class Engine:
         if self.budget is not None and plan.decodes:
             self.work.trim(self.budget.choose(plan.decodes, self.work.prefill_tokens, plan.cut))
         self._draft = None if drafting is None else self._choose(plan)
-        if works and self._draft is None:
-            seconds = _on_grid(self.prices.seconds(self.work))
-        elif works:
-            seconds = _on_grid(self.prices.seconds_drafting(self.work, self._draft))
+        if works:
+            seconds = _on_grid(self.prices.seconds(self.work, self._draft) * self._factor(self.work))
         if self.offload is not None:
             copies_s = exposed_load_s(self.offload, scheduler.take_loaded(), seconds)
             seconds += copies_s
@@ -283,6 +286,11 @@ class Engine:
         self._plan = plan
         self._planned(now, _by_clock(now, seconds), copies_s)
         return True
+
+    @cython.cfunc
+    def _factor(self, work: Work) -> cython.double:
+        """Factor on the seconds of a step: 1, unless the run asks what if prices were off."""
+        return self._with_prompts if work.prefill_seqs else self._without_prompts
 
     @cython.cfunc
     @cython.inline

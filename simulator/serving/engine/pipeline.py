@@ -101,9 +101,11 @@ class PipelinedEngine(Engine):
             if isnan(self.output.scheduled_s[sequence.index]):
                 self._schedule_first(sequence, now)
             sequence.computed_tokens += tokens
-        sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work))
+        factor: cython.double = self._factor(batch.work)
+        sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work) * factor)
         batch.end = sent
         for stage, seconds in enumerate(self.prices.stage_seconds(batch.work)):
+            seconds *= factor
             batch.end = max(batch.end, self._free_s[stage]) + _on_grid(seconds)
             self.log.stage_busy_s += seconds
             self._free_s[stage] = batch.end

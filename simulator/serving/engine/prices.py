@@ -79,20 +79,17 @@ class Prices:
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def seconds(self, work: Work) -> cython.double:
-        """Seconds of one step."""
-        return self.timer.seconds(work.step_work())
+    def seconds(self, work: Work, draft: DraftWork | None) -> cython.double:
+        """Seconds of one step, in which the drafter does ``draft`` where a policy decides on it."""
+        if draft is None:
+            return self.timer.seconds(work.step_work())
+        return self.timer.seconds(work.step_work(), draft.step)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
         """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
-        return self.seconds(work)
-
-    @cython.ccall
-    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
-        """Seconds of one step in which a policy decides what the drafter does."""
-        return self.timer.seconds(work.step_work(), draft.step)
+        return self.seconds(work, None)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -512,87 +509,25 @@ class RecordedPrices(Prices):
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def seconds(self, work: Work) -> cython.double:
-        """Seconds of one step."""
-        return self.step.seconds(work, None)
+    def seconds(self, work: Work, draft: DraftWork | None) -> cython.double:
+        return (self.step if draft is None else self.drafted).seconds(work, draft)
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
-        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
         if work.slowest is not None:
             return self.step.seconds(work, None)
         return self.step.seconds_again(work, repeated)
 
-    @cython.ccall
-    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
-        """Seconds of one step in which a policy decides what the drafter does."""
-        return self.drafted.seconds(work, draft)
-
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds_of(self, work: Any, draft: Any) -> cython.double:
-        """Seconds of a ``StepWork`` in which the drafter does a ``DraftStep``."""
         return self.drafted.seconds_of(numbers_of(work, draft))
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:
-        """Seconds that a batch keeps each stage of a pipeline busy, its P2P send included."""
         return self.stages.results(work)
 
     @cython.ccall
     def host_seconds(self, work: Work) -> cython.double:
-        """Seconds of the scheduler before a batch enters the first stage."""
         return self.host.seconds(work, None)
-
-
-@cython.final
-@cython.cclass
-class ScaledPrices(Prices):
-    """Prices times one factor in steps with prompt chunks and another in the rest: a model that is off by so much.
-
-    Args:
-        inner: the prices.
-        with_prompts, without: the factors.
-    """
-
-    inner: Prices
-    with_prompts: cython.double
-    without: cython.double
-
-    def __init__(self, inner: Prices, with_prompts: float, without: float) -> None:
-        Prices.__init__(self, inner.timer)
-        self.inner = inner
-        self.with_prompts = with_prompts
-        self.without = without
-
-    @cython.cfunc
-    def _factor(self, work: Work) -> cython.double:
-        return self.with_prompts if work.prefill_seqs else self.without
-
-    @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def seconds(self, work: Work) -> cython.double:
-        """Seconds of one step."""
-        return self.inner.seconds(work) * self._factor(work)
-
-    @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
-        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
-        return self.inner.seconds_again(work, repeated) * self.without
-
-    @cython.ccall
-    def stage_seconds(self, work: Work) -> list[Any]:
-        """Seconds that a batch keeps each stage of a pipeline busy."""
-        return [seconds * self._factor(work) for seconds in self.inner.stage_seconds(work)]
-
-    @cython.ccall
-    def host_seconds(self, work: Work) -> cython.double:
-        """Seconds of the scheduler before a batch enters the first stage."""
-        return self.inner.host_seconds(work) * self._factor(work)
-
-    @cython.ccall
-    def seconds_drafting(self, work: Work, draft: DraftWork) -> cython.double:
-        """Seconds of one step in which a policy decides what the drafter does."""
-        return self.inner.seconds_drafting(work, draft) * self._factor(work)

@@ -137,18 +137,15 @@ class ReplicaBuilder:
             kv_transfers=kv_transfers,
             prefill_only=pool.role == "prefill",
             offload=pool.offload,
+            step_factors=pool.step_factors,
         )
         return ServingReplica(core, source, partial(self._make_scheduler, index), engine.Lockstep)
 
     def _make_prices(self, timer: EngineTimer | DrawnTimer) -> Prices:
-        """Step prices, scaled where ``step_factors`` says so.
-
-        The oracle asks the timing model itself, so that the tables are held against it too.
-        """
+        """Step prices; the oracle asks the timing model itself, so that the tables are held against it too."""
         plain = self._exact or timer is not self.pool.timer
         prices: Prices = self.engine.Prices(timer) if plain else prices_of(self.pool.timer, self.engine)
-        factors = self.pool.step_factors
-        return prices if factors == (1.0, 1.0) else self.engine.ScaledPrices(prices, *factors)
+        return prices
 
     def _make_budget(self) -> Budget | None:
         """The rule for draft tokens to verify; None without one."""

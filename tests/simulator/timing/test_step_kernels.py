@@ -93,7 +93,7 @@ def as_recorded(timer, work):
             getattr(step, name)[:] = array("q", value)
         else:
             setattr(step, name, value)
-    return engine.RecordedPrices(timer).seconds(step)
+    return engine.RecordedPrices(timer).seconds(step, None)
 
 
 def one_price(timer, work):
