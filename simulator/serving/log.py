@@ -14,15 +14,12 @@ from numpy.typing import NDArray
 from forerun.arrays import FloatArray, IntArray
 from simulator.serving.records import SCALARS, GapCounts
 from simulator.timing import DraftStep, StepWork
-from simulator.timing.work import WORK_SCALARS, work_numbers
+from simulator.timing.work import DRAFT_SCALARS, WORK_SCALARS, work_numbers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
     from simulator.serving.engine import HolderIndex, HostCache, Output
 
-
-DRAFT_SCALARS = 4
-"""Columns of a ``DraftStep`` that precede its per-window columns."""
 
 FULL_ROWS = 1 << 17
 """Number of rows up to which every engine step has a row of its own; replicas have equal shares of it."""
@@ -120,9 +117,7 @@ class StepLog:
         if self._draft_at is None:
             return None
         columns = self._table[self._draft_at : self.group_at, : self._rows][:, chosen].astype(np.int64)
-        by_window = columns[DRAFT_SCALARS:].reshape(2, self._windows, -1)
-        tokens, switched, seqs, skipped = columns[:DRAFT_SCALARS]
-        return DraftStep(tokens, switched, seqs, skipped, tuple(by_window[0]), tuple(by_window[1]))
+        return DraftStep.of_numbers(list(columns))
 
 
 COUNTED = (

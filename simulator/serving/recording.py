@@ -11,7 +11,7 @@ from hwprofiles.formulas import CODES, OPERATIONS, Num, Traced
 from simulator.timing import DraftStep, StepWork
 from simulator.timing.kernels import ByCount, CostTable
 from simulator.timing.step import DecodeTable
-from simulator.timing.work import work_numbers
+from simulator.timing.work import DRAFT_SCALARS, work_numbers
 
 BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
 """Operations of a step beyond those of formulas: the last four look up a number, by the kind of their source."""
@@ -171,8 +171,7 @@ class Recording:
 
 def numbers_of(work: StepWork[Num], draft: DraftStep[Num] | None) -> list[Num]:
     """The numbers of a step that a recorded function takes."""
-    drafted = () if draft is None else (*draft[:4], *draft.skipped_pairs, *draft.skipped_kv_tokens)
-    return [*work.numbers, *drafted]
+    return work.numbers if draft is None else [*work.numbers, *draft.numbers]
 
 
 def recorded(timer: Num, name: str, drafting: bool = False) -> Recording:
@@ -189,12 +188,10 @@ def _of_steps(function: Callable[..., Any], windows: int, drafting: bool) -> Rec
     size = work_numbers(windows)
 
     def of_numbers(*numbers: Num) -> Num:
-        work, draft = StepWork.of_numbers(numbers[:size]), numbers[size:]
-        if not drafting:
-            return function(work)
-        return function(work, DraftStep._make((*draft[:4], draft[4 : 4 + windows], draft[4 + windows :])))
+        work = StepWork.of_numbers(numbers[:size])
+        return function(work, DraftStep.of_numbers(numbers[size:])) if drafting else function(work)
 
-    return Recording(of_numbers, size + (4 + 2 * windows if drafting else 0))
+    return Recording(of_numbers, size + (DRAFT_SCALARS + 2 * windows if drafting else 0))
 
 
 def _value(number: Num) -> Num:

@@ -6,7 +6,6 @@ from simulator.timing.drafters import AdjustableDrafter as AdjustableDrafter
 from simulator.timing.drafters import AdjustedDrafter as AdjustedDrafter
 from simulator.timing.drafters import Drafter as Drafter
 from simulator.timing.drafters import DraftMemory as DraftMemory
-from simulator.timing.drafters import DraftStep as DraftStep
 from simulator.timing.drafters import DraftTable as DraftTable
 from simulator.timing.drafters import HeadsDrafter as HeadsDrafter
 from simulator.timing.drafters import HostDrafter as HostDrafter
@@ -43,6 +42,7 @@ from simulator.timing.memory import fit_separate_processes as fit_separate_proce
 from simulator.timing.memory import plan_memory as plan_memory
 from simulator.timing.step import StepTimer as StepTimer
 from simulator.timing.step import step_timer as step_timer
+from simulator.timing.work import DraftStep as DraftStep
 from simulator.timing.work import StepWork as StepWork
 from simulator.timing.work import causal_pairs as causal_pairs
 from simulator.timing.work import decode_step as decode_step

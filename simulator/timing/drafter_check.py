@@ -6,8 +6,8 @@ import numpy as np
 
 from forerun.errors import ForerunError
 from hwprofiles.formulas import Num
-from simulator.timing.drafters import AdjustableDrafter, Drafter, DraftStep, drafting_costs, drafting_seconds
-from simulator.timing.work import StepWork
+from simulator.timing.drafters import AdjustableDrafter, Drafter, drafting_costs, drafting_seconds
+from simulator.timing.work import DraftStep, StepWork
 
 TOLERANCE = 0.02
 """Share by which a larger step may seem cheaper: kernels gain by jumps."""
@@ -135,11 +135,4 @@ def _inside(context: Num, window: int | None, query_len: int) -> Num:
 
 def _stacked(works: list[StepWork[int]]) -> StepWork[Num]:
     """Many steps as one of arrays."""
-    columns: list[Num] = []
-    for name in StepWork._fields:
-        values = [getattr(work, name) for work in works]
-        if isinstance(values[0], tuple):
-            columns.append(tuple(np.array(entries, dtype=np.int64) for entries in zip(*values, strict=True)))
-        else:
-            columns.append(np.array(values, dtype=np.int64))
-    return StepWork(*columns)
+    return StepWork.of_numbers(list(np.array([work.numbers for work in works], dtype=np.int64).T))

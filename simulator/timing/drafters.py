@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Generic, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from simulator.timing.kernels import (
     price,
 )
 from simulator.timing.step import StepTimer
-from simulator.timing.work import Number, StepWork, decode_work, mean_sequence, slowest_group, some_steps
+from simulator.timing.work import DraftStep, StepWork, decode_work, mean_sequence, slowest_group, some_steps
 
 TOKEN_BYTES = 4.0
 """A token id on the wire: int32."""
@@ -178,25 +178,6 @@ class AdjustableDrafter(Drafter, Protocol):
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
         """Parts that compute the skipped tokens into the drafter's KV cache; none if it has no cache."""
-
-
-class DraftStep(NamedTuple, Generic[Number]):
-    """Work of the drafter at the end of one engine step, or of many, as chosen by a policy.
-
-    A tuple over windows is ordered as in ``StepWork``.
-    """
-
-    tokens: Number
-    """Draft tokens proposed for each sequence; 0: none."""
-    switched: Number
-    """1 if ``tokens`` differs from the number that the step itself verifies, else 0."""
-    skipped_seqs: Number
-    """Sequences whose latest tokens the drafter has not seen because it was idle."""
-    skipped_tokens: Number
-    skipped_pairs: tuple[Number, ...]
-    """(query, key) pairs of the skipped tokens, per window."""
-    skipped_kv_tokens: tuple[Number, ...]
-    """Keys that the skipped tokens read, per window."""
 
 
 def drafting_sequences(work: StepWork[Num]) -> Num:
@@ -720,7 +701,7 @@ class AdjustedDrafter:
         total = Costs.zeros(len(draft.tokens))
         for tokens in np.unique(draft.tokens).tolist():
             rows = np.flatnonzero(draft.tokens == tokens)
-            parts = self.parts(some_steps(work, rows), some_drafts(draft, rows), tokens)
+            parts = self.parts(some_steps(work, rows), some_steps(draft, rows), tokens)
             total.put(rows, drafting_costs(parts, len(rows)))
         return total
 
@@ -740,8 +721,3 @@ class AdjustedDrafter:
                 f"simulator.timing.AdjustableDrafter requires, or choose policy fixed"
             )
         return self.drafter
-
-
-def some_drafts(draft: DraftStep[IntArray], rows: Num) -> DraftStep[Num]:
-    """Select ``rows`` of the drafter's work in many steps."""
-    return DraftStep._make(tuple(x[rows] for x in part) if isinstance(part, tuple) else part[rows] for part in draft)

@@ -17,14 +17,13 @@ from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import (
     AdjustedDrafter,
     Drafter,
-    DraftStep,
     RemoteDrafter,
     drafting_costs,
     drafting_seconds,
 )
 from simulator.timing.kernels import ByCount, Call, Costs, Kernel, other_device_kernel, price
 from simulator.timing.step import StepTimer, attention_windows, step_timer
-from simulator.timing.work import StepWork, expanded, slowest_group
+from simulator.timing.work import DraftStep, Step, StepWork, expanded, slowest_group
 
 SENT_TENSORS = 2
 """Hidden states and residual go from stage to stage (vLLM's ``IntermediateTensors``)."""
@@ -117,10 +116,10 @@ class ModelTimer:
         total = target_s + exposed
         if self.drafter is not None:
             if draft is None:
-                drafting = drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
+                drafting = drafting_seconds(self.drafter.parts(self._ordered(work)))
             else:
                 assert self.adjusted is not None
-                drafting = self.adjusted.seconds(self._seen_by_draft(work), self._ordered(draft))
+                drafting = self.adjusted.seconds(self._ordered(work), self._ordered(draft))
             total = total + drafting
             if self._overlap:
                 total = total - self._overlap * np.minimum(drafting, target_s)
@@ -156,7 +155,7 @@ class ModelTimer:
         yield from target
         if self.drafter is None:
             return
-        seen = self._seen_by_draft(work)
+        seen = self._ordered(work)
         if draft is None:
             parts = self.drafter.parts(seen)
         else:
@@ -194,9 +193,9 @@ class ModelTimer:
             return None
         work = self.slowest(work)
         if draft is None:
-            return drafting_costs(self.drafter.parts(self._seen_by_draft(work)), len(work.decode_seqs))
+            return drafting_costs(self.drafter.parts(self._ordered(work)), len(work.decode_seqs))
         assert self.adjusted is not None
-        return self.adjusted.costs(self._seen_by_draft(work), self._ordered(draft))
+        return self.adjusted.costs(self._ordered(work), self._ordered(draft))
 
     def _add_drafting(
         self, total: Costs, target_s: FloatArray, work: StepWork[IntArray], draft: DraftStep[IntArray] | None
@@ -219,27 +218,13 @@ class ModelTimer:
         """The step as the target computes it, with batch expansion where the engine uses it."""
         return expanded(work, self.windows) if self._expands else work
 
-    def _ordered(self, draft: DraftStep[Num]) -> DraftStep[Num]:
-        """The skipped tokens, with the window entries in the drafter's order."""
+    def _ordered(self, step: Step) -> Step:
+        """A step's work, or its drafter's, with the window entries in the drafter's order."""
         order = self._draft_order
         if order is None:
-            return draft
-        return draft._replace(
-            skipped_pairs=tuple(draft.skipped_pairs[i] for i in order),
-            skipped_kv_tokens=tuple(draft.skipped_kv_tokens[i] for i in order),
-        )
-
-    def _seen_by_draft(self, work: StepWork[Num]) -> StepWork[Num]:
-        """The step's work, with the window entries in the drafter's order."""
-        order = self._draft_order
-        if order is None:
-            return work
-        return work._replace(
-            prefill_pairs=tuple(work.prefill_pairs[i] for i in order),
-            prefill_kv_tokens=tuple(work.prefill_kv_tokens[i] for i in order),
-            sampled_kv_tokens=tuple(work.sampled_kv_tokens[i] for i in order),
-            decode_kv_tokens=tuple(work.decode_kv_tokens[i] for i in order),
-        )
+            return step
+        parts = (tuple(part[i] for i in order) if isinstance(part, tuple) else part for part in step)
+        return type(step)._make(parts)
 
 
 def fused_layers(layers: int, states: int) -> list[int]:
@@ -355,7 +340,7 @@ class PipelineTimer(ModelTimer):
         for place in range(len(self.later)):
             seconds[place] += look_up(self._sent_s[place == len(self.later) - 1], work.tokens)
         if self.drafter is not None:
-            seconds[-1] += drafting_seconds(self.drafter.parts(self._seen_by_draft(work)))
+            seconds[-1] += drafting_seconds(self.drafter.parts(self._ordered(work)))
         overlapped_s = self._overlapped_s + self._overlapped_per_sequence_s * (work.decode_seqs + work.prefill_seqs)
         last = seconds[-1]
         seconds[-1] = np.maximum(last, overlapped_s) if isinstance(last, np.ndarray) else max(last, overlapped_s)
@@ -400,7 +385,7 @@ class PipelineTimer(ModelTimer):
             if self._sending and number < self.stages:
                 yield list(self._sent(work))[number == self.stages - 1]._replace(times=1)
         if self.drafter is not None:
-            for part in self.drafter.parts(self._seen_by_draft(work)):
+            for part in self.drafter.parts(self._ordered(work)):
                 yield from (kernel for kernel in part.kernels() if kernel.family != "host")
 
     def _sent(self, work: StepWork[IntArray]) -> Iterator[Kernel]:

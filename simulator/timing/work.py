@@ -14,6 +14,7 @@ from hwprofiles.formulas import Num
 
 Number = TypeVar("Number")
 
+Step = TypeVar("Step", "StepWork[Num]", "DraftStep[Num]")
 WORK_SCALARS = (
     *("prefill_seqs", "prefill_tokens", "sampled_prefills", "decode_seqs", "query_len"),
     *("longest_kv", "tail_kv", "dp_imbalance", "trimmed"),
@@ -76,8 +77,9 @@ class StepWork(NamedTuple, Generic[Number]):
     def of_numbers(cls, numbers: Sequence[Num]) -> StepWork[Num]:
         """The step with the given ``numbers``."""
         scalars, rest = numbers[: len(WORK_SCALARS)], numbers[len(WORK_SCALARS) :]
-        windows = len(rest) // len(WORK_BY_WINDOW)
-        columns = [tuple(rest[place : place + windows]) for place in range(0, len(rest), windows)]
+        kinds = len(WORK_BY_WINDOW)
+        windows = len(rest) // kinds
+        columns = [tuple(rest[place * windows : (place + 1) * windows]) for place in range(kinds)]
         fields = dict(zip((*WORK_SCALARS, *WORK_BY_WINDOW), (*scalars, *columns), strict=True))
         return cls(**fields)
 
@@ -99,6 +101,41 @@ class StepWork(NamedTuple, Generic[Number]):
         if isinstance(tokens, np.ndarray):
             return np.where(self.dp_imbalance == 0, tokens, np.floor(tokens * self.dp_imbalance + 0.5)).astype(np.int64)
         return floor(tokens * self.dp_imbalance + 0.5) if self.dp_imbalance else tokens
+
+
+class DraftStep(NamedTuple, Generic[Number]):
+    """Work of the drafter at the end of one engine step, or of many, as chosen by a policy.
+
+    A tuple over windows is ordered as in ``StepWork``.
+    """
+
+    tokens: Number
+    """Draft tokens proposed for each sequence; 0: none."""
+    switched: Number
+    """1 if ``tokens`` differs from the number that the step itself verifies, else 0."""
+    skipped_seqs: Number
+    """Sequences whose latest tokens the drafter has not seen because it was idle."""
+    skipped_tokens: Number
+    skipped_pairs: tuple[Number, ...]
+    """(query, key) pairs of the skipped tokens, per window."""
+    skipped_kv_tokens: tuple[Number, ...]
+    """Keys that the skipped tokens read, per window."""
+
+    @property
+    def numbers(self) -> list[Num]:
+        """All numbers of the step in a row."""
+        return [*self[:DRAFT_SCALARS], *self.skipped_pairs, *self.skipped_kv_tokens]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[Num]) -> DraftStep[Num]:
+        """The step with the given ``numbers``."""
+        rest = numbers[DRAFT_SCALARS:]
+        windows = len(rest) // 2
+        return cls._make((*numbers[:DRAFT_SCALARS], tuple(rest[:windows]), tuple(rest[windows:])))
+
+
+DRAFT_SCALARS = 4
+"""Fields of ``DraftStep`` that are one number."""
 
 
 def decode_work(seqs: Num, query_len: Num, keys: tuple[Num, ...]) -> StepWork[Num]:
@@ -132,13 +169,13 @@ def mean_sequence(work: StepWork[Num], present: Num) -> StepWork[Num]:
     return work._replace(decode_seqs=present * 1, decode_kv_tokens=keys)
 
 
-def some_steps(work: StepWork[Num], rows: Num) -> StepWork[Num]:
-    """Select ``rows`` of the work of many steps."""
+def some_steps(steps: Step, rows: Num) -> Step:
+    """Select ``rows`` of the work of many steps, or of the drafter's."""
 
     def taken(part: Num) -> Num:
         return part[rows] if isinstance(part, np.ndarray) else part
 
-    return StepWork(*(tuple(map(taken, part)) if isinstance(part, tuple) else taken(part) for part in work))
+    return type(steps)._make(tuple(map(taken, part)) if isinstance(part, tuple) else taken(part) for part in steps)
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:

@@ -24,7 +24,7 @@ class DraftWork:
     def __init__(self, step: Any) -> None:
         self.step = step
         self.tokens = step.tokens
-        self.numbers = array("d", (*step[:4], *step.skipped_pairs, *step.skipped_kv_tokens))
+        self.numbers = array("d", step.numbers)
 
     @cython.cfunc
     def put(self, numbers: cython.double[::1], at: cython.longlong) -> None:
