@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from forerun.arrays import FloatArray
+from forerun.arrays import FloatArray, IntArray
 
 BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
     "#0072b2",
@@ -247,6 +247,15 @@ def add_band(figure: go.Figure, x: Column, low: Column, high: Column, **look: ob
 def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: object) -> None:
     """The share of a sample at or below each value, in percent; a sample of one is a point."""
     figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)
+
+
+def evenly(count: int, most: int) -> IntArray:
+    """Numbers of at most ``most`` of ``count`` rows, evenly chosen, the first and the last among them.
+
+    >>> evenly(5, 3).tolist(), evenly(2, 3).tolist()
+    ([0, 2, 4], [0, 1])
+    """
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 class ResultFigure(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from dashboards.figures.replays import errors_data, errors_figure
+from dashboards.figures.replays import errors_figure
 from dashboards.page import Tile, figure_cards, footer, header, page_html, table_card, tiles_html
 from dashboards.recorded_errors import ErrorRow, error_tables, error_tiles, errors_sentence, summary_table
 from forerun.document import Json, json_text
@@ -24,7 +24,7 @@ def write_errors(folder: Path, rows: Sequence[ErrorRow]) -> None:
         "Predictions beside measurements",
         errors_sentence(rows),
         (summary_table(rows), *error_tables(rows)),
-        {"errors": errors_figure(errors_data(rows))},
+        {"errors": errors_figure(rows)},
         error_tiles(rows),
     )
     write_check(folder, "errors.json", errors_document(rows, VERSION), page)

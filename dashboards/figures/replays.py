@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from dashboards.theme import (
     add_distribution,
     add_points,
     captioned,
+    evenly,
     whiskers,
 )
 from forerun.arrays import FloatArray
@@ -67,7 +68,7 @@ class ErrorData(NamedTuple):
 
 def parity_data(report: ReplayReport) -> ParityData:
     """At most ``MAX_POINTS`` rows of a replay, evenly chosen."""
-    rows = np.unique(np.linspace(0, len(report.rows) - 1, MAX_POINTS).round().astype(np.int64))
+    rows = evenly(len(report.rows), MAX_POINTS)
     return ParityData(
         report.rows.measured_s[rows],
         report.prediction.seconds[rows],
@@ -270,38 +271,22 @@ def _group(run: Json) -> str:
     return " ".join(word for word in (run["framework"], parallel) if word) or "runs"
 
 
-class ErrorsData(NamedTuple):
-    """Comparisons with measurements by what was predicted: mean absolute error (%), basis and name of each."""
-
-    groups: Mapping[str, tuple[tuple[float, str, str], ...]]
-
-
-def errors_data(rows: Sequence[ErrorRow]) -> ErrorsData:
-    """The errors on record as they are drawn."""
-    return ErrorsData(
-        {
-            words: tuple((row.mape, row.basis or "measured", row.name) for row in group)
-            for words, group in by_predicted(rows).items()
-        }
-    )
-
-
-def errors_figure(data: ErrorsData) -> go.Figure:
+def errors_figure(rows: Sequence[ErrorRow]) -> go.Figure:
     """A dot for each comparison, a bar at the middle of each kind of prediction."""
-    figure = go.Figure()
-    points = [(words, *point) for words, group in data.groups.items() for point in group]
+    figure, groups = go.Figure(), by_predicted(rows)
+    points = [(words, row.mape, row.basis or "measured", row.name) for words, group in groups.items() for row in group]
     for basis, colour in BASIS_COLOURS.items():
         part = [point for point in points if point[2] == basis]
         if part:
             words, errors, _, names = zip(*part, strict=True)
             marker = {"color": colour, "size": 8, "opacity": 0.65}
             add_points(figure, errors, words, basis, marker, "%{text}: %{x:.1f} %<extra></extra>", text=names)
-    middles = [float(np.median([error for error, _, _ in group])) for group in data.groups.values()]
+    middles = [float(np.median([row.mape for row in group])) for group in groups.values()]
     marker = {"symbol": "line-ns-open", "size": 18, "color": GREY, "line": {"width": 3}}
     hover = "half within %{x:.1f} %<extra></extra>"
-    add_points(figure, middles, list(data.groups), "half are below", marker, hover)
+    add_points(figure, middles, list(groups), "half are below", marker, hover)
     x = {"title": "mean absolute error (%)", "type": "log", "dtick": "D2", "tickformat": "~g"}
-    order = {"categoryorder": "array", "categoryarray": list(data.groups)[::-1]}
+    order = {"categoryorder": "array", "categoryarray": list(groups)[::-1]}
     y = {**order, "ticks": "", "automargin": True, "dtick": 1}
-    caption, height = f"{len(points):,} comparisons with measurements", 170 + 28 * max(3, len(data.groups))
+    caption, height = f"{len(points):,} comparisons with measurements", 170 + 28 * max(3, len(groups))
     return captioned(figure, "How far off", caption, "by colour", height, x, y)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.theme import BLUE, COLOURS, add_points, captioned
+from dashboards.theme import BLUE, COLOURS, add_points, captioned, evenly
 from forerun.arrays import FloatArray
 from hwprofiles import Chip
 from simulator.replay import ReplayReport
@@ -80,9 +80,7 @@ def measured_points(report: ReplayReport) -> MeasuredPoints:
     """The kernels of a replay that compute, at most ``MAX_POINTS`` of them, evenly chosen."""
     prediction = report.prediction
     computing = np.flatnonzero((prediction.flops > 0) & (prediction.bytes > 0))
-    rows = computing
-    if len(rows) > MAX_POINTS:
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, MAX_POINTS).round().astype(np.int64))]
+    rows = computing[evenly(len(computing), MAX_POINTS)]
     flops = prediction.flops[rows]
     return MeasuredPoints(
         report.source,

@@ -21,6 +21,7 @@ from dashboards.theme import (
     add_line,
     add_points,
     captioned,
+    evenly,
 )
 from forerun.arrays import FloatArray, IntArray
 from forerun.document import Json
@@ -102,7 +103,7 @@ def latency_data(run: RunFolder) -> LatencyData:
 def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS) -> tuple[FloatArray, FloatArray]:
     """Values and the share of the sample at or below each; at most about ``points``, first and last always kept."""
     count = len(ascending)
-    rows = np.unique(np.linspace(0, count - 1, min(count, points)).round().astype(np.int64))
+    rows = evenly(count, points)
     tail = np.arange(max(0, count - points // 8), count)
     rows = np.union1d(rows, tail) if count > points else rows
     return ascending[rows], (rows + 1) / count
@@ -321,7 +322,7 @@ def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None 
     """At most ``most`` completed requests in order of arrival: evenly spaced, or the neighbours of row ``around``."""
     done = np.flatnonzero(np.isfinite(run.requests["finished_s"]) & (run.requests["failed"] == 0))
     if around is None:
-        chosen = done[np.unique(np.linspace(0, len(done) - 1, min(len(done), most)).round().astype(np.int64))]
+        chosen = done[evenly(len(done), most)]
     else:
         first = max(0, min(int(np.searchsorted(done, around)) - most // 2, len(done) - most))
         chosen = done[first : first + most]

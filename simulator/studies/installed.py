@@ -60,7 +60,7 @@ def installed_studies(taken: Collection[str]) -> Iterator[StudyCommand | Forerun
             if name.islower():
                 try:
                     study: StudyCommand = load_name(name).declared  # type: ignore[attr-defined]
-                    clash = [one for one in (study.name, name) if one in taken or one in public.__all__]
+                    clash = [one for one in (study.name, name) if one in taken or one in dir(public)]
                     problem = f"{_place(point)}: {', '.join(clash)} is a name of Forerun; choose another"
                     yield ForerunError(problem) if clash else study
                 except ForerunError as error:

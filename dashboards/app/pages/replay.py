@@ -15,7 +15,7 @@ from dashboards.app.jobs import Task
 from dashboards.app.page import Context, Page, Shown, Start, View, show_while
 from dashboards.app.parts import area, figure_card, remark, rests_on, side_by_side, table_stack, tiles
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
-from dashboards.figures.replays import coverage_figure, errors_data, errors_figure, scores_data, scores_figure
+from dashboards.figures.replays import coverage_figure, errors_figure, scores_data, scores_figure
 from dashboards.recorded_errors import error_tables, error_tiles, errors_sentence, summary_table
 from dashboards.replay_report import replay_figures, replay_tables, replay_tiles
 from forerun.document import Json
@@ -76,7 +76,7 @@ def compute_record() -> Shown:
         "tiles": tiles(error_tiles(rows)),
         "tables": table_stack((summary_table(rows), *error_tables(rows))),
         "basis": rests_on("measured", notes),
-        "record": errors_figure(errors_data(rows)),
+        "record": errors_figure(rows),
     }
 
 
