@@ -150,7 +150,8 @@ def _decoded(path: Path, decoder: codecs.IncrementalDecoder, data: bytes, last: 
 def _block(path: Path, text: str, first_line: int, on_error: OnError) -> Block:
     """Whole lines; a byte that is not UTF-8 stops at its line or marks the block as not clean."""
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as problem:
         if on_error == "skip":
             return Block(text, first_line, False)
