@@ -13,6 +13,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from forerun.errors import ForerunError
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveBytes = Annotated[float, Field(gt=0, le=1e18)]
+"""Bytes of a memory, up to an exabyte."""
 PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
 Tabulated = Annotated[int, Field(gt=0, le=1 << 20)]
 """A count up to which tables are made."""

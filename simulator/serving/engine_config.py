@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forerun.errors import with_new_names
-from forerun.types import PositiveFloat, PositiveInt, Section, Share, Tabulated
+from forerun.types import PositiveBytes, PositiveInt, Section, Share, Tabulated
 from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 
@@ -106,9 +106,9 @@ class EngineConfig(Section):
     those in each KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """How the KV of a preempted sequence is restored: recomputed later, or swapped to host memory and back."""
-    swap_space_bytes: PositiveFloat = 4 * 1024.0**3
+    swap_space_bytes: PositiveBytes = 4 * 1024.0**3
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
-    kv_offloading_bytes: PositiveFloat | None = None
+    kv_offloading_bytes: PositiveBytes | None = None
     """Host memory per chip for blocks that the prefix cache evicts (vLLM's ``--kv-offloading-size``, which is for all
     ranks). Blocks found there are copied back over ``host_link`` instead of recomputed. None: evicted KV is lost."""
     host_link: str | None = None
