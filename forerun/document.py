@@ -8,9 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite, isinf
 from typing import Any, TypeVar
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
-
 from forerun.errors import ForerunError, in_words
 
 T = TypeVar("T")
@@ -51,15 +48,15 @@ def plain_json(value: Any) -> Any:
     Raises:
         TypeError: for anything JSON has no type for.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
+    if hasattr(value, "dtype"):
+        value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if isfinite(value) else str(value) if isinf(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+    if isinstance(value, list | tuple | set | frozenset):
         return [plain_json(item) for item in value]
     if is_dataclass(value):
         held = [(one, getattr(value, one.name)) for one in fields(value)]
@@ -89,6 +86,8 @@ def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
     """
     if not isinstance(document, Mapping):
         return document
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         return TypeAdapter(model).validate_python(document)
     except ValidationError as error:
@@ -98,4 +97,6 @@ def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
 
 def json_schema(model: type) -> Json:
     """JSON Schema of a model's documents."""
+    from pydantic import TypeAdapter
+
     return TypeAdapter(model).json_schema(mode="serialization")

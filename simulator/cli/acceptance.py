@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Typer
 
+from forerun.document import Json
 from simulator.cli.output import JsonOption, emit
 
 Logs = Annotated[
@@ -57,7 +58,7 @@ def workloads_curves(json_file: JsonOption = None) -> int:
     return 0
 
 
-def curve_row(curve: Any) -> dict[str, Any]:
+def curve_row(curve: Any) -> Json:
     """One curve of the catalogue as plain data."""
     from simulator.speculation.curves import UNLIMITED
 
@@ -70,7 +71,7 @@ def curve_row(curve: Any) -> dict[str, Any]:
     }
 
 
-def fit_tables(document: dict[str, Any]) -> list[Any]:
+def fit_tables(document: Json) -> list[Any]:
     """Measured acceptance, its fit, and the blocks to paste."""
     from rich.text import Text
 
@@ -108,7 +109,7 @@ def fit_tables(document: dict[str, Any]) -> list[Any]:
     return parts
 
 
-def _fit_rows(fit: dict[str, Any]) -> list[tuple[str, str]]:
+def _fit_rows(fit: Json) -> list[tuple[str, str]]:
     def with_error(value: float | None, error: float | None) -> str:
         shown = "-" if value is None else f"{value:.4f}"
         return shown if error is None else f"{shown} +- {error:.4f}"
@@ -125,7 +126,7 @@ def _fit_rows(fit: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _flow(block: dict[str, Any]) -> str:
+def _flow(block: Json) -> str:
     import yaml
 
     return str(yaml.safe_dump(block, default_flow_style=True, sort_keys=False, width=10_000)).strip()

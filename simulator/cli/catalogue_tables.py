@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from forerun.document import Json
 from forerun.tables import ABSENT, Table, duration, number, pairs, scaled
 from simulator.llm.architecture import architecture_summary
 from simulator.workload.workload_tables import statistics_tables
@@ -30,7 +31,7 @@ def count_words(count: int | None) -> str:
     return str(count)
 
 
-def chip_row(chip: Chip) -> dict[str, Any]:
+def chip_row(chip: Chip) -> Json:
     """One line about a chip."""
     fits = {library: sorted(families) for library, families in chip.kernels.items()}
     return {
@@ -85,7 +86,7 @@ def chip_tables(chip: Chip) -> list[Any]:
     return [Text(f"{chip.name}  {chip.description}", style="bold"), pairs("", limits), sources_table]
 
 
-def model_row(architecture: Architecture) -> dict[str, Any]:
+def model_row(architecture: Architecture) -> Json:
     """One line about a model."""
     counts = architecture.parameters()
     return {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from forerun.document import Json
 from forerun.tables import ABSENT, Cell, Table, Value, duration, faint, number
 
-Document = dict[str, Any]
+Document = Json
 
 METRIC_WORDS = {
     "mean_ttft_ms": ("Mean TTFT", "ms"),

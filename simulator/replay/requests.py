@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
+from forerun.document import Json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Summary
 from forerun.tables import Table
@@ -156,7 +157,7 @@ class RequestReplay(Replay):
     scenario: Scenario
 
     @cached_property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         """The JSON of ``forerun replay requests``; errors are percentages such as 7.3, latencies milliseconds."""
         from forerun.version import VERSION
         from simulator.running.metrics.document import scenario_document
@@ -206,7 +207,7 @@ class RequestReplay(Replay):
         """Errors by metric, the runs furthest off, every run, what is not simulated."""
         return run_replay_tables(self.document)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """A row per measured run that was served again."""
         return [dict(run) for run in self.document["runs"]]
 
@@ -382,7 +383,7 @@ def worst_runs(replay: RequestReplay) -> list[tuple[str, RunOutcome]]:
     return [(metric, outcome) for _, metric, outcome in errors_of_runs[:WORST_RUNS]]
 
 
-def _row(outcome: RunOutcome) -> dict[str, Any]:
+def _row(outcome: RunOutcome) -> Json:
     run = outcome.run
     facts = {name: getattr(run, name) for name in _FACTS}
     tokens = {name: list(v) if isinstance(v := facts[name], tuple) else v for name in ("input_tokens", "output_tokens")}

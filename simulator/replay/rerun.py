@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.document import Json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import chip_name, chip_names, load_chip, systems
@@ -31,7 +32,7 @@ from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
 
-_NAMES: dict[str, Any] = packaged("simulator.replay", "published_names.yaml")
+_NAMES: Json = packaged("simulator.replay", "published_names.yaml")
 """Content of ``published_names.yaml``: names and limits of engines."""
 
 
@@ -142,7 +143,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     return scenario
 
 
-def _facts(run: MeasuredRun) -> dict[str, dict[str, Any]]:
+def _facts(run: MeasuredRun) -> dict[str, Json]:
     """Numbers and switches of the server that a run states, by section and field; None where it does not."""
     return {
         "hardware": {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel,
@@ -155,7 +156,7 @@ def _facts(run: MeasuredRun) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
-def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | dict[str, Any] | None, str]:
+def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]:
     """The catalogue's name of a run's model, or the scenario's where it is the same, and its published name.
 
     Where the server calls it by a name of its own, the tokenizer's name counts.
@@ -174,7 +175,7 @@ def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | dict[str, Any] | 
     raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}")
 
 
-def _same_model(own: str | dict[str, Any], name: str) -> bool:
+def _same_model(own: str | Json, name: str) -> bool:
     """True if a scenario's model has the layers of the catalogue's model ``name``, whatever its formats."""
     one, other = load_architecture(own), load_architecture(name)
     return own == name or (
@@ -234,8 +235,8 @@ def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str
     return [f"from the file, in place of the scenario's in parentheses: {', '.join(changes)}"] if changes else []
 
 
-def _leaves(data: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def _leaves(data: Mapping[str, Any], place: str = "") -> Json:
+    leaves: Json = {}
     for name, value in data.items():
         path = f"{place}{name}"
         if isinstance(value, dict) and path not in _UNITS:
@@ -286,7 +287,7 @@ def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | N
 
 def rerun(
     run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False, factors: Factors | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Simulate a measured run again; with ``intervals``, also look for the model's error.
 
     Args:
@@ -446,7 +447,7 @@ def _requantised(model: Any, dtype: str) -> str | dict[str, str]:
     return dict.fromkeys(narrow, dtype) if narrow and dtype_bytes(dtype) < 1 else dtype
 
 
-def _put(section: dict[str, Any], **values: object) -> None:
+def _put(section: Json, **values: object) -> None:
     section.update({name: value for name, value in values.items() if value is not None})
 
 
@@ -455,7 +456,7 @@ def _is_method(text: str, method: str) -> bool:
     return re.search(_NAMES["speculation"].get(method, "(?!)"), text) is not None
 
 
-def _set_speculation(data: dict[str, Any], run: MeasuredRun) -> None:
+def _set_speculation(data: Json, run: MeasuredRun) -> None:
     """Speculation of the base with what a run states of it: none, or its own depth and acceptance.
 
     Without the base's drafter a method that drafts with the model's own heads needs its depth and acceptance alone.
@@ -495,8 +496,8 @@ _FROM_FILE = ("arrivals", "input_tokens", "output_tokens", "num_requests")
 _OF_TRACES = ("trace", "format", "columns", "on_error", "skip_requests")
 
 
-def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
-    arrivals: dict[str, Any] | None = dict(base["arrivals"]) if base.get("arrivals") else None
+def _workload(run: MeasuredRun, base: Json) -> Json:
+    arrivals: Json | None = dict(base["arrivals"]) if base.get("arrivals") else None
     if run.process == "closed-loop" and run.max_concurrency is None:
         raise ForerunError("its concurrency is not known")
     if run.process not in (None, "trace"):
@@ -513,7 +514,7 @@ def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
         if kept.get(name) is not None:
             raise ForerunError(f"workload.{name}: the requests of the file stand alone; remove it from the scenario")
     if run.trace is not None:
-        workload: dict[str, Any] = {**kept, "trace": run.trace, "format": run.trace_format}
+        workload: Json = {**kept, "trace": run.trace, "format": run.trace_format}
         if run.process != "trace" and arrivals is not None:
             workload["arrivals"] = arrivals
         return workload
@@ -530,7 +531,7 @@ def _workload(run: MeasuredRun, base: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lengths(tokens: int | tuple[int, int] | None) -> int | dict[str, Any] | None:
+def _lengths(tokens: int | tuple[int, int] | None) -> int | Json | None:
     if tokens is None or isinstance(tokens, int):
         return tokens
     return {"distribution": "uniform", "min": tokens[0], "max": tokens[1]}

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from forerun.document import Json
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError, check_number
 from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
@@ -50,7 +51,7 @@ NEARLY_GONE = 0.98
 class Figure(Generic[T]):
     """A figure of a run's document, as an attribute of its result."""
 
-    def __init__(self, read: Callable[[dict[str, Any]], T]) -> None:
+    def __init__(self, read: Callable[[Json], T]) -> None:
         self._read = read
 
     def __get__(self, run: RunResult | None, owner: type[RunResult]) -> T:
@@ -70,7 +71,7 @@ class RunResult(RunRecords):
     """A finished run."""
 
     @cached_property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         """The contract's ``run`` JSON for one seed, as ``--json`` writes it."""
         return metrics.run_document(self)
 
@@ -117,7 +118,7 @@ class RunResult(RunRecords):
         """Serving, latency, speculation, SLO, engine, pools: those that apply."""
         return metrics.run_tables(self.document)
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """One row a request."""
         return self.to_arrow().to_pylist()
 

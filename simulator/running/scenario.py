@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from forerun.document import Json
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, shown, without_unit
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
@@ -65,7 +66,7 @@ class Scenario(Section):
         ForerunError: a field or a value that is wrong, in one line that names it.
     """
 
-    model: str | dict[str, Any]
+    model: str | Json
     """Catalogue name, path to a HF config.json, or its fields inline."""
     weights_dtype: str | dict[str, str] | None = None
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
@@ -111,7 +112,7 @@ class Scenario(Section):
             raise ForerunError(f"Scenario: takes fields by name, such as Scenario(model={shown(unnamed[0])}, ...)")
         if request_rate is not None and max_concurrency is not None:
             raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
-        arrivals: dict[str, Any] | None = None
+        arrivals: Json | None = None
         if request_rate is not None:
             arrivals = {"process": "poisson", "request_rate": request_rate}
         elif max_concurrency is not None:
@@ -230,7 +231,7 @@ def as_scenario(source: ScenarioSource) -> Scenario:
     raise ForerunError(f"scenario: a Scenario, a dict or a path to a file is expected (got {type(source).__name__})")
 
 
-def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> dict[str, Any]:
+def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> Json:
     """``fields`` with the value of each shortcut that is not None set at its dotted path."""
     data = dict(fields)
     for path, value in shortcuts.items():
@@ -263,7 +264,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     return scenario_in(data, file.parent, str(file), overrides)
 
 
-def read_mapping(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path) -> Json:
     """The mapping at the top of a YAML or JSON file."""
     if is_log(file):
         raise ForerunError(
@@ -309,7 +310,7 @@ def _file_near(file: Path) -> str:
     return did_you_mean(file.stem, {Path(name).stem: name for name in others})
 
 
-def scenario_in(data: dict[str, Any], folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
+def scenario_in(data: Json, folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides."""
     resolve_paths(data, folder)
     settings = {}
@@ -438,7 +439,7 @@ def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
     return [model for branch in inner for model in _models_in(branch, depth - 1)]
 
 
-def with_settings(data: dict[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+def with_settings(data: Json, settings: Mapping[str, Any], place: str) -> Json:
     """Plain scenario data with values set by dotted path, acceptance kept with its method and target."""
     if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
         raise ForerunError(f"{place}: values by dotted path are needed, as {{'engine.max_num_seqs': 64}}")
@@ -480,7 +481,7 @@ FILE_FIELDS = (
 """Fields that may name a file; ``*`` stands for every entry of a list or mapping."""
 
 
-def resolve_paths(data: dict[str, Any], folder: Path) -> None:
+def resolve_paths(data: Json, folder: Path) -> None:
     """Relative file names that exist beside the scenario file become paths that work from anywhere."""
     for path in FILE_FIELDS:
         *parents, key = path.split(".")

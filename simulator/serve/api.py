@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from forerun.document import Json
 from forerun.errors import in_words
 from simulator.serve.schema import json_tokens
 from simulator.serve.tokens import Token, chat_tokens, tokens_of
@@ -65,7 +66,7 @@ class Message(_Body):
     """One message of a conversation."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[Json] | None = None
 
     @property
     def text(self) -> str:
@@ -87,7 +88,7 @@ class Function(_Body):
     """Function that an answer may call, or (by its name alone) must call."""
 
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
 
 
 class Tool(_Body):
@@ -266,19 +267,19 @@ class Answer:
     function: str | None = None
     """The function that the answer calls."""
 
-    def chunk(self, choice: dict[str, Any] | None, usage: dict[str, Any] | None = None) -> bytes:
+    def chunk(self, choice: Json | None, usage: Json | None = None) -> bytes:
         """A server-sent event: one choice's news, or the usage at the end."""
         return b"data: " + self._json("chat.completion.chunk", [choice] if choice else [], usage) + b"\n\n"
 
-    def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> dict[str, Any]:
+    def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> Json:
         """One choice with generated text, or (``text`` None) with the role that opens a chat stream."""
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish}
+        choice: Json = {"index": index, "logprobs": None, "finish_reason": finish}
         if not self.chat:
             return choice | {"text": text or ""}
-        message: dict[str, Any] = {"content": text or ""}
+        message: Json = {"content": text or ""}
         opens = text is None or not streams
         if self.function is not None:
-            call: dict[str, Any] = {"index": 0} if streams else {}
+            call: Json = {"index": 0} if streams else {}
             function = {"arguments": text or ""}
             if opens:
                 call |= {"id": f"call_{self.id}_{index}", "type": "function"}
@@ -297,16 +298,16 @@ class Answer:
         before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
         return opening, before, after
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
+    def whole(self, choices: list[Json], usage: Json) -> bytes:
         return self._json("chat.completion", choices, usage)
 
-    def _json(self, chat_object: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
+    def _json(self, chat_object: str, choices: list[Json], usage: Json | None) -> bytes:
         head = {"id": self.id, "object": chat_object if self.chat else "text_completion", "created": self.created}
         document = head | {"model": self.model, "choices": choices}
         return json.dumps(document | ({"usage": usage} if usage is not None else {}), separators=(",", ":")).encode()
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Json:
     """OpenAI's usage object."""
     return {
         "prompt_tokens": prompt_tokens,

@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
 from simulator.running.scenario import Scenario
@@ -166,7 +167,7 @@ class Exchange:
         """Resolved when a chunk is ready to send or the exchange has ended."""
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Json:
         return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
 
     def connect(self, connection: asyncio.WriteTransport) -> None:
@@ -290,7 +291,7 @@ class Server:
         return JSONResponse(self._model_card)
 
     @property
-    def _model_card(self) -> dict[str, Any]:
+    def _model_card(self) -> Json:
         card = {"id": self.model, "object": "model", "created": self._created, "owned_by": "forerun"}
         return card | {"root": self.model, "parent": None, "max_model_len": self._longest}
 
@@ -400,7 +401,7 @@ class Server:
         slot = self.pace.submit(len(choice.prompt), choice.wanted, choice.hashes, at_s)
         assert slot is not None, "begin has looked whether there are enough"
         if self._trace is not None:
-            row: dict[str, Any] = {
+            row: Json = {
                 "arrival_s": self.fleet.log.arrival_s[slot],
                 "input_tokens": len(choice.prompt),
                 "output_tokens": choice.wanted,
@@ -608,7 +609,7 @@ async def _drained(send: Send) -> bool:
     return True
 
 
-def _part(chunk: bytes) -> dict[str, Any]:
+def _part(chunk: bytes) -> Json:
     return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.document import Json
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
 from traces.requests.agents import outer_note, requests_of, spans_of
@@ -28,7 +29,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels."""
 
 
-def metric_tables() -> dict[str, Any]:
+def metric_tables() -> Json:
     """Names and buckets of metrics, from ``metrics.yaml``."""
     return packaged("simulator.serve", "metrics.yaml")
 
@@ -217,8 +218,8 @@ def _names_used() -> tuple[str, ...]:
     return (PER_POSITION, CLOCK, *(name for names in groups for name in names))
 
 
-def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
+def _counts(grown: Mapping[Sample, float]) -> Json:
+    counts: Json = {}
     for what, names in metric_tables()["counters"].items():
         known = {f"{name}_total" for name in names} | set(names)
         values = [value for (name, _), value in grown.items() if name in known]
@@ -227,8 +228,8 @@ def _counts(grown: Mapping[Sample, float]) -> dict[str, Any]:
     return counts
 
 
-def _histograms(grown: Mapping[Sample, float]) -> dict[str, Any]:
-    histograms: dict[str, Any] = {}
+def _histograms(grown: Mapping[Sample, float]) -> Json:
+    histograms: Json = {}
     for what, names in metric_tables()["histograms"].items():
         name = next((name for name in names if any(key[0] == f"{name}_count" for key in grown)), None)
         if name is None:
@@ -269,7 +270,7 @@ def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tup
     return tuple((max(1, round(tokens * scale)), count) for tokens, count in lengths)
 
 
-def _positions(grown: Mapping[Sample, float]) -> dict[str, Any]:
+def _positions(grown: Mapping[Sample, float]) -> Json:
     by_position: dict[int, float] = {}
     for (name, labels), value in grown.items():
         if name in (PER_POSITION, f"{PER_POSITION}_total"):

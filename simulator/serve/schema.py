@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import ceil, floor
 from typing import Any
 
+from forerun.document import Json
 from simulator.serve.tokens import filler, tokens_of
 
 MOST_VALUES = 2000
@@ -35,7 +36,7 @@ FORMATS = {
     "uri": "https://example.com/",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
-TYPES: dict[str, Any] = {
+TYPES: Json = {
     "array": list,
     "boolean": bool,
     "integer": int,
@@ -139,7 +140,7 @@ class _Maker:
 
     def _check_exclusive(self, options: list[Any]) -> None:
         """Refuse ``oneOf`` if a value could fit two of its options."""
-        marks: list[tuple[Any, dict[str, Any]]] = []
+        marks: list[tuple[Any, Json]] = []
         for option in map(self._resolved, options):
             own = {"": option, **{name: option["properties"].get(name) for name in option.get("required", ())}}
             constants = {name: _constant(value) for name, value in own.items() if _constant(value)}
@@ -152,7 +153,7 @@ class _Maker:
                     raise ValueError("options of oneOf that are alike are not modelled; anyOf is")
             marks.append((kind, constants))
 
-    def _object(self, schema: Mapping[str, Any], refs: tuple[str, ...], depth: int) -> dict[str, Any]:
+    def _object(self, schema: Mapping[str, Any], refs: tuple[str, ...], depth: int) -> Json:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         names = [*(() if _repeats(refs) else properties), *required]
         others = schema.get("additionalProperties", True)

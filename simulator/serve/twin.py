@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.document import plain_json
+from forerun.document import Json, plain_json
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import Cell, Table, Value
@@ -29,7 +29,7 @@ from simulator.workload import RequestStream, generate_requests
 from simulator.workload.generate import conversation
 from traces import PrefixHashes
 
-Document = dict[str, Any]
+Document = Json
 LONGEST_TOKENS = 10**8
 """Longer requests are damage of a file."""
 SEEDS = 8
@@ -463,8 +463,8 @@ class TwinResult(StudyResult):
             raise ForerunError(f"fail_above: {metric}: was not seen here ({', '.join(known)})")
         return abs(float(known[metric]))
 
-    def records(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.document["checks"]
+    def records(self) -> list[Json]:
+        rows: list[Json] = self.document["checks"]
         return rows
 
     def tables(self) -> list[Table]:

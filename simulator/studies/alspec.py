@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
 from simulator.running.build import build_replica
@@ -177,7 +178,7 @@ def lever_gains(
     return gains
 
 
-def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[int]) -> Iterator[list[dict[str, Any]]]:
+def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[int]) -> Iterator[list[Json]]:
     """Layouts of the atlas, those together that share chips, model and drafter; levers vary where nothing drafts."""
     for chip, model, count, drafter in product(chips, models, groups, (None, "eagle3")):
         case = {"chip": chip, "model": model, "chips": count}
@@ -187,7 +188,7 @@ def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[
 
 def atlas_gains(
     cases: Sequence[Mapping[str, Any]], batches: Sequence[int] = ATLAS_BATCHES, contexts: Sequence[int] = ATLAS_CONTEXTS
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Cases that differ in lambda and S alone, with their ``gains`` by batch and context or why they are ``refused``.
 
     Hit rates are those published for gsm8k; the gain is that over the fastest single group of as many chips or fewer.
@@ -221,7 +222,7 @@ def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: 
     hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
     attention = {"task": "gsm8k"} if groups > 1 else None
     try:
-        base: dict[str, Any] = {"model": model, "engine": ENGINE}
+        base: Json = {"model": model, "engine": ENGINE}
         if load_chip(chip).kind == "tensix":  # their usual block format
             base |= {"weights_dtype": "bfp8", "kv_cache_dtype": "bfp8"}
         base |= {"hardware": hardware, "attention_speculation": attention}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from forerun.document import Json
 from forerun.errors import ForerunError, WorkerDiedError
 from forerun.workers import Workers
 from simulator.running.assumptions import Factors
@@ -14,7 +15,7 @@ from simulator.running.scenario import Scenario
 from simulator.studies.frame import ProgressCall
 from simulator.studies.paired import COSTS
 
-Document = dict[str, Any]
+Document = Json
 
 
 Need = Literal["summary", "document"]

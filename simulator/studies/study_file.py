@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from forerun.errors import ArgumentError, ForerunError, did_you_mean, plain_number
 from simulator.running.names import check_names
 from simulator.running.scenario import (
@@ -259,7 +260,7 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
     for variant in variants:
         settings = variant["scenario"]
         changed = {key: value for key, value in settings.items() if base.get(key) != value}
-        gone: dict[str, Any] = {key: {} if key == "slo" else None for key in base if key not in settings}
+        gone: Json = {key: {} if key == "slo" else None for key in base if key not in settings}
         listed.append({"name": variant["name"], "set": changed | gone})
     return yaml_text({"scenario": base, "variants": listed})
 
@@ -282,7 +283,7 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def _inner_scenario(data: dict[str, Any], file: Path, overrides: Sequence[str]) -> Scenario:
+def _inner_scenario(data: Json, file: Path, overrides: Sequence[str]) -> Scenario:
     for key in data:
         if key not in STUDY_KEYS:
             raise ForerunError(
@@ -391,7 +392,7 @@ LARGEST = 1_000_000
 
 def design_points(
     vary: Mapping[str, Values], design: Design = "grid", samples: int | None = None, seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """The settings of every point; the first path varies slowest in a grid."""
     if design not in DESIGNS:
         raise ArgumentError("design", f"{design}: one of {', '.join(DESIGNS)}")
@@ -438,7 +439,7 @@ def unique_points(points: Sequence[Settings]) -> list[Settings]:
     return list(kept.values())
 
 
-def _grid(vary: Mapping[str, Values]) -> list[dict[str, Any]]:
+def _grid(vary: Mapping[str, Values]) -> list[Json]:
     lists: list[tuple[Any, ...]] = []
     for path, values in vary.items():
         if isinstance(values, Range):

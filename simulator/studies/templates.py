@@ -7,13 +7,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.document import Json
 from forerun.yaml_files import packaged
 from simulator.running.scenario import Scenario
 
 FIELD = re.compile(r"\$(?:\{(\w+)\}|([a-z_]+(?:\.[a-z_]+)*))")
 
 
-def templates() -> dict[str, Any]:
+def templates() -> Json:
     """The templates by name."""
     return packaged("simulator.studies", "artefacts.yaml")
 

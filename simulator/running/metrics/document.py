@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from forerun.document import plain_json
+from forerun.document import Json, plain_json
 from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from simulator.running.records import RunRecords
 
 
-def run_document(result: RunRecords) -> dict[str, Any]:
+def run_document(result: RunRecords) -> Json:
     """The document of a run as plain JSON values: the contract's ``run`` JSON for one seed.
 
     ``intervals`` is empty where the run did not look for them (``simulate(..., intervals=True)``).
@@ -72,12 +72,12 @@ def run_document(result: RunRecords) -> dict[str, Any]:
     return plain_json(document)  # type: ignore[no-any-return]
 
 
-def scenario_document(scenario: Any) -> dict[str, Any]:
+def scenario_document(scenario: Any) -> Json:
     """The scenario as it can be read back: JSON values under the names of the scenario file.
 
     A scheduler that stands in for the engine's own is left out: read back, it would count as chosen.
     """
-    data: dict[str, Any] = plain_json(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
+    data: Json = plain_json(scenario.model_dump(mode="python", by_alias=True, exclude_none=True))
     sections = [(data, scenario.engine)]
     for name in scenario.pools or ():
         for section in ("hardware", "engine"):  # a pool's framework or chip has defaults of its own

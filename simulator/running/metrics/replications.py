@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import fsum, log
 from typing import Any
 
+from forerun.document import Json
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import run_conclusion
 from simulator.running.metrics.statistics import mean_interval
@@ -18,7 +19,7 @@ LEVEL = 0.95
 SAMPLING = "sampling"
 
 
-def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEVEL) -> dict[str, Any]:
+def combine_replications(documents: Sequence[Json], level: float = LEVEL) -> Json:
     """One document from several runs of the same scenario.
 
     Every number is the mean over the runs, except the counters of ``engine``, which are totals. A value that no run
@@ -52,7 +53,7 @@ def combine_replications(documents: Sequence[dict[str, Any]], level: float = LEV
     return combined | {"conclusion": run_conclusion(combined)}
 
 
-def _keeps_up(documents: Sequence[dict[str, Any]]) -> bool | None:
+def _keeps_up(documents: Sequence[Json]) -> bool | None:
     """True if most of the runs do; None where all requests arrive at once."""
     known = [document["load"]["keeps_up"] for document in documents if document["load"]["keeps_up"] is not None]
     return sum(known) * 2 > len(known) if known else None
@@ -81,7 +82,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return int(mean) if all(isinstance(value, int) for value in known) and mean == int(mean) else mean
 
 
-def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any], level: float) -> dict[str, Any]:
+def _interval_section(summaries: Sequence[Json], first: Json, level: float) -> Json:
     """``intervals`` of the means and what is in them; with the model's error where the first run tells it."""
     measured = {}
     for key in summaries[0]:
@@ -101,12 +102,12 @@ def _interval_section(summaries: Sequence[dict[str, Any]], first: dict[str, Any]
     return interval_section(means, error, sampling)
 
 
-def _combine_slo(documents: Sequence[dict[str, Any]], error: ModelError | None) -> dict[str, Any] | None:
+def _combine_slo(documents: Sequence[Json], error: ModelError | None) -> Json | None:
     """Limits judged on the means; ``met_in`` counts the runs that held each limit, and all of them."""
     reports = [document["slo"] for document in documents if document["slo"] is not None]
     if not reports:
         return None
-    combined: dict[str, Any] = _mean(reports)
+    combined: Json = _mean(reports)
     refused, requests = (sum(one["summary"][key] for one in documents) for key in ("failed", "completed"))
     share = refused / (refused + requests)
     for key, row in combined["limits"].items():

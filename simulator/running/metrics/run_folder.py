@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import FloatArray
-from forerun.document import json_text, plain_json
+from forerun.document import Json, json_text, plain_json
 from forerun.errors import ForerunError
 from simulator.running.metrics.files import StagedFiles, locked_folder
 from simulator.running.metrics.summary import request_latencies_ms
@@ -54,9 +54,9 @@ MOST_KEPT_ROWS = 2_000_000
 def write_run(
     folder: Path,
     result: RunRecords,
-    document: dict[str, Any],
+    document: Json,
     also: Mapping[str, Callable[[Path], object]] | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Write the records of ``result`` and its ``document`` into ``folder``; all files appear together or none does.
 
     ``requests.parquet`` and ``steps.parquet`` hold the columns of the records (seconds, tokens, FLOPs, bytes), the
@@ -129,7 +129,7 @@ class RunFolder:
     """Contents of a run folder; columns are floats, NaN for events that never happened. Equal only to itself."""
 
     folder: Path
-    document: dict[str, Any]
+    document: Json
     requests: Mapping[str, Column]
     steps: Mapping[str, Column]
 
@@ -166,7 +166,7 @@ def load_run(folder: Path) -> RunFolder:
     )
 
 
-def load_summary(folder: Path) -> dict[str, Any]:
+def load_summary(folder: Path) -> Json:
     """``summary.json`` of the run in ``folder``, as it was written."""
     path = folder / SUMMARY_FILE
     if not path.is_file():

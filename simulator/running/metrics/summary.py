@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.running.metrics.statistics import WeightedSample
 
@@ -79,7 +80,7 @@ def request_latency_ms(requests: RequestRecords, name: str) -> FloatArray:
     return values
 
 
-def summarise(result: Served) -> dict[str, Any]:
+def summarise(result: Served) -> Json:
     """The flat summary of a run, keyed as the JSON that ``vllm bench serve --save-result`` writes.
 
     Definitions are vLLM's: TTFT from arrival, TPOT without the first token and only for requests of two or more,
@@ -99,7 +100,7 @@ def summarise(result: Served) -> dict[str, Any]:
     output_tokens = int(requests.output_tokens[done].sum())
     good = good_requests(slo_limits(result.scenario.slo), requests)
     counts = (completed, None if good is None else int(good.sum()), output_tokens, input_tokens + output_tokens)
-    summary: dict[str, Any] = {
+    summary: Json = {
         "completed": completed,
         "failed": len(requests) - completed,
         "duration": duration,
@@ -128,7 +129,7 @@ def latency_statistics(name: str, sample: WeightedSample) -> dict[str, float | N
     return row | {f"p{q}_{name}_ms": sample.percentile(q) if sample.size else None for q in PERCENTILES}
 
 
-def speculation_summary(counters: SpeculationCounters | None) -> dict[str, Any]:
+def speculation_summary(counters: SpeculationCounters | None) -> Json:
     """vLLM's ``spec_decode_*`` results; empty without speculation.
 
     ``acceptance_rate`` is the percentage of draft tokens accepted; ``acceptance_length`` counts the tokens of a verify
@@ -205,7 +206,7 @@ def good_requests(limits: tuple[Limit, ...], requests: RequestRecords) -> BoolAr
     return within
 
 
-def slo_report(result: Served, summary: dict[str, Any]) -> dict[str, Any] | None:
+def slo_report(result: Served, summary: Json) -> Json | None:
     """Every limit of the scenario with the value reached, and the share of requests within all per-request limits.
 
     Returns:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.document import Json
 from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
 from simulator.running.metrics.conclusion import slo_words
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 
-Document = dict[str, Any]
+Document = Json
 
 MOST_REPLICAS = 64
 """Replicas up to which each has a row."""

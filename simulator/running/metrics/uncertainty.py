@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
+from forerun.document import Json
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build, PoolBuild
 from simulator.running.metrics.served import (
@@ -245,7 +246,7 @@ def _api_server_ms(build: Build, stream: RequestStream) -> float:
     return 1e3 * (limits.api_server_s + limits.api_server_work_s + limits.tokenisation_per_token_s * tokens)
 
 
-def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> dict[str, Any]:
+def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> Json:
     """The figures with every first token later by as much."""
     late = re.compile(r"(mean|median|p[\d.]+)_(ttft|e2el)_ms")
     moved = {key: value + more_ms for key, value in figures.items() if isinstance(value, float) and late.fullmatch(key)}
@@ -441,7 +442,7 @@ def intervals_of(
     return {key: [summary[key] * low, summary[key] * high] for key, (low, high) in factors.items()}
 
 
-def tpots(summary: Mapping[str, Any]) -> dict[str, Any]:
+def tpots(summary: Mapping[str, Any]) -> Json:
     """The TPOT statistics of a summary that has the E2E latencies beside them."""
     return {key: value for key, value in summary.items()
             if key.endswith("_tpot_ms") and value and summary.get(key.replace("_tpot_", "_e2el_"))}  # fmt: skip
@@ -546,7 +547,7 @@ def slo_probability(slo: Mapping[str, Any], error: ModelError, basis: str, runs:
 
 def interval_section(
     summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
-) -> dict[str, Any]:
+) -> Json:
     """``intervals``, their level, what is in them and what they were made of, as a run's document holds them."""
     if error is None:
         return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}

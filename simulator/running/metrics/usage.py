@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from forerun.document import Json
 from hwprofiles import weakest
 from simulator.timing.power import power_evidence
 
@@ -124,7 +125,7 @@ def usd_per_million_tokens(usd: float | None, tokens: float) -> float | None:
     return None if usd is None or tokens <= 0 else usd / tokens * TOKENS_PER_MILLION
 
 
-def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> dict[str, Any]:
+def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> Json:
     """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip."""
     scheduled = np.isfinite(requests.scheduled_s)
     prompt_tokens = int(requests.input_tokens[scheduled].sum())
@@ -152,12 +153,12 @@ def _ratio(part: float | None, whole: float) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def split_section(split: Mapping[str, float]) -> dict[str, Any]:
+def split_section(split: Mapping[str, float]) -> Json:
     """Memory of one chip by content, for models that keep more than KV: recurrent state, keys of an index."""
     return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
 
 
-def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
+def replica_section(use: ReplicaUse, duration_s: float) -> Json:
     """One replica: requests, prompt tokens and hits among them, peak share of its KV blocks, share of time at work."""
     return {
         **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
@@ -167,7 +168,7 @@ def replica_section(use: ReplicaUse, duration_s: float) -> dict[str, Any]:
     }
 
 
-def pool_sections(result: RunRecords, duration_s: float) -> list[dict[str, Any]]:
+def pool_sections(result: RunRecords, duration_s: float) -> list[Json]:
     """One row per pool: its chips, KV capacity, requests, utilisation, energy and rent."""
     rows, first, rented = [], 0, rented_share(result)
     for pool in result.pools:
@@ -209,7 +210,7 @@ def rented_share(result: RunRecords) -> float:
     return result.scaling.until(end_s) / (len(result.replicas) * end_s)
 
 
-def scaling_section(result: RunRecords) -> dict[str, Any]:
+def scaling_section(result: RunRecords) -> Json:
     """Autoscaler activity: mean and peak rented replicas, and the numbers of starts and stops."""
     scaling = result.scaling
     if scaling is None:
@@ -225,11 +226,11 @@ def scaling_section(result: RunRecords) -> dict[str, Any]:
     }
 
 
-def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]], duration_s: float) -> dict[str, Any]:
+def fleet_section(result: RunRecords, rows: Sequence[Json], duration_s: float) -> Json:
     """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several."""
     energies = [row["energy_joules"] for row in rows]
     joules = None if None in energies else sum(energies)
-    section: dict[str, Any] = {
+    section: Json = {
         "utilisation": {
             key: _weighted([(row["utilisation"][key], row[peak]) for row in rows])
             for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s"))
@@ -246,7 +247,7 @@ def fleet_section(result: RunRecords, rows: Sequence[dict[str, Any]], duration_s
     return section
 
 
-def power_section(result: RunRecords, joules: float | None, duration_s: float) -> dict[str, Any] | None:
+def power_section(result: RunRecords, joules: float | None, duration_s: float) -> Json | None:
     """Mean power of all chips in watts, its 90 % interval and evidence level; None without a chip's power."""
     if joules is None or duration_s <= 0.0:
         return None
@@ -287,7 +288,7 @@ def price_notes(result: RunRecords) -> list[str]:
     return [f"prices.usd_per_chip_hour: no price of {chip} (only {named}), so no cost is known" for chip in unpriced]
 
 
-def chips_words(document: dict[str, Any]) -> str:
+def chips_words(document: Json) -> str:
     """Number and kind of chips in a run document, over all pools."""
     single_pool = {"chip": Path(document["scenario"]["hardware"]["chip"]).name, "chips": document.get("chips") or 1}
     chips: dict[str, int] = {}

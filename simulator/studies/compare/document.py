@@ -37,7 +37,7 @@ class ComparedVariant(DocumentPart):
     """A variant of a comparison."""
 
     name: str
-    set: dict[str, Any]
+    set: Json
     """Scenario values in which the variant differs, by dotted path."""
     baseline: str
     """Name of the variant that it is compared with."""
@@ -46,7 +46,7 @@ class ComparedVariant(DocumentPart):
     interval_of: str
     ideal: bool
     """True if nothing real can reach it."""
-    summary: dict[str, Any]
+    summary: Json
     """Figures of its runs, keyed as vLLM's benchmark."""
     intervals: Json | None
     slo: Json | None
@@ -115,7 +115,7 @@ class CompareDocument(StudyDocument):
     level: float
     crossover: Crossover | None
     load_curves: LoadCurves | None
-    served_load: dict[str, Any] | None
+    served_load: Json | None
     """``path``, its ``requested`` value, and by variant the highest that can be served in the long run."""
     sensitivity: list[Swing]
     replications: int
@@ -353,7 +353,7 @@ class CompareResult(StudyResult[CompareDocument]):
     def files(self) -> dict[str, str]:
         return {"study.yaml": study_text(self.document["variants"])}
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         metrics = dict.fromkeys([*HIGHER_IS_BETTER, *SHOWN])
         return [
             {"variant": variant.name, "metric": metric, "value": variant.value(metric)}

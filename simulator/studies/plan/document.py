@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
 
 from forerun.document import LEFT_OUT, DocumentPart, Json, StudyDocument, plain_json
 from forerun.errors import ArgumentError, ForerunError
@@ -146,7 +145,7 @@ class PlannedLayout(DocumentPart):
     """A layout of a plan. Fields from ``usd_per_million_output_tokens`` on are None where it was not simulated."""
 
     layout: str
-    set: dict[str, Any]
+    set: Json
     """Scenario values that the layout sets, by dotted path."""
     status: str
     meets_slo: bool | None
@@ -217,13 +216,13 @@ class PlanDocument(StudyDocument):
     power_budget_w: float | None
     slo: dict[str, float]
     ranked_by: str
-    load: dict[str, Any] | None
+    load: Json | None
     candidates: list[PlannedLayout]
     """Layouts, best first."""
     best: BestLayout | None
     next_cheaper: NextCheaper | None
     pareto: list[str]
-    plan_summary: dict[str, Any] | None
+    plan_summary: Json | None
     hours: list[PlannedHour] = field(default_factory=list)
     replications: int
     runs: int
@@ -296,7 +295,7 @@ class PlanResult(StudyResult[PlanDocument]):
         keys = ("layout", "chips", "usd_per_hour", "usd_per_million_output_tokens", "max_rate", "headroom", "binding")
         return Summary({**{key: getattr(self.best, key, None) for key in keys}, "answer": self.conclusion})
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         plain = ("layout", "status", "reason", "replicas", "chips", "usd_per_hour", "usd_per_million_output_tokens",
                  "power_w", "output_tokens_per_joule", "max_rate", "headroom", "analytic_max_rate", "binding",
                  "slo_ratio", "basis")  # fmt: skip
@@ -464,7 +463,7 @@ def planned_layout(plan: Plan, candidate: Candidate) -> PlannedLayout:
     )
 
 
-def _judged(plan: Plan, candidate: Candidate, verdict: Verdict) -> dict[str, Any]:
+def _judged(plan: Plan, candidate: Candidate, verdict: Verdict) -> Json:
     """Fields of a layout that only a simulated one has."""
     seen, share = verdict.observation, verdict.share if verdict.meets else 1.0 - verdict.share
     confidence = Confidence(

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario
@@ -37,7 +38,7 @@ class Point:
     key: str
     error: str | None = None
 
-    def task(self) -> dict[str, Any]:
+    def task(self) -> Json:
         """Task of a worker as plain data; relative file names are made absolute."""
         assert self.scenario is not None
         data = self.scenario.model_dump(mode="json", exclude_unset=True)
@@ -84,7 +85,7 @@ def build_mark() -> str:
     return f"{VERSION}+{mark.hexdigest()[:12]}"
 
 
-def run_point(task: Mapping[str, Any]) -> dict[str, Any]:
+def run_point(task: Mapping[str, Any]) -> Json:
     """Run a point; made to be called in a worker process on any machine.
 
     Returns:

@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from forerun.document import DocumentPart, StudyDocument
+from forerun.document import DocumentPart, Json, StudyDocument
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number, percent
@@ -40,7 +40,7 @@ class SweptPoint(DocumentPart):
     """A point of a sweep."""
 
     name: str
-    set: dict[str, Any]
+    set: Json
     """Scenario values that it sets, by dotted path."""
     status: str
     """``done`` or ``failed``."""
@@ -65,9 +65,9 @@ class FailedPoint(SweptPoint):
 class DonePoint(SweptPoint):
     """A point with its result: parts of its run's document."""
 
-    summary: dict[str, Any]
-    intervals: dict[str, Any] | None
-    slo: dict[str, Any] | None
+    summary: Json
+    intervals: Json | None
+    slo: Json | None
     basis: str
     bottleneck: dict[str, float]
     chips: int
@@ -168,7 +168,7 @@ class SweepResult(StudyResult[SweepDocument]):
         best, name = (max if HIGHER_IS_BETTER[metric] else min)(known, default=(None, None))
         return Summary({**self.data.counts, "best": name, metric: best, "answer": self.conclusion})
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """A row for each point: its settings, and its summary."""
         rows = []
         for point in self.data.points:
@@ -352,7 +352,7 @@ class Study:
 
 def _combined(
     named: Sequence[tuple[str, Settings]], points: Sequence[Settings] | None
-) -> list[tuple[str | None, dict[str, Any]]]:
+) -> list[tuple[str | None, Json]]:
     """Every variant with every point of the design."""
     if points is None:
         return [(name, dict(settings)) for name, settings in named]
@@ -365,7 +365,7 @@ def _combined(
 
 
 def _points(
-    settings: Sequence[tuple[str | None, dict[str, Any]]], source: StudyFile, seed: int, replications: int
+    settings: Sequence[tuple[str | None, Json]], source: StudyFile, seed: int, replications: int
 ) -> tuple[Point, ...]:
     """The points; combinations that are no valid scenario are kept with their error."""
     points: list[Point] = []

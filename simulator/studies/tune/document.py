@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from forerun.document import LEFT_OUT, DocumentPart, StudyDocument, plain_json
+from forerun.document import LEFT_OUT, DocumentPart, Json, StudyDocument, plain_json
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
 from forerun.result import Data, StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, number, pairs
@@ -76,7 +76,7 @@ def tuned_batches(cells: Sequence[GridCell]) -> list[list[int]]:
     return table
 
 
-def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
+def vllm_config(tuning: Tuning) -> Json | None:
     """vLLM's speculative config: one number of draft tokens, or a schedule by batch where that gains more.
 
     Returns:
@@ -94,7 +94,7 @@ def vllm_config(tuning: Tuning) -> dict[str, Any] | None:
             f"emit: vLLM has no {what}; use sglang, or another speculation.method "
             f"({', '.join(sorted(names_in('vllm')))}) with num_speculative_tokens"
         )
-    config: dict[str, Any] = {"method": known.name, **known.options}
+    config: Json = {"method": known.name, **known.options}
     drafter = drafter_name(tuning.scenario)
     if drafter is not None:
         config["model"] = drafter
@@ -282,14 +282,14 @@ class TuneDocument(StudyDocument):
     at_every_batch: int
     method: str
     mean_request: dict[str, int]
-    choices: list[dict[str, Any]]
+    choices: list[Json]
     crossover: LoadThatPays
     break_even: list[BreakEvenRow]
     kv_tokens: int | None
     engine: str
     emit: str | None
-    emit_needs: list[dict[str, Any]]
-    speculative_config: dict[str, Any] | None
+    emit_needs: list[Json]
+    speculative_config: Json | None
     sglang_tokens: int | None
     worth: list[DraftWorth] | None = field(default=None, metadata=LEFT_OUT)
     artefact: str | None = field(default=None, metadata=LEFT_OUT)
@@ -338,7 +338,7 @@ class TuneResult(TunedResult[TuneDocument]):
         figures = {"batch": best.judged_at.batch, **{key: getattr(best, key) for key in keys}}
         return Summary({**figures, "flags": self.flags, "answer": self.conclusion})
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         keys = ("draft", "num_speculative_tokens", "speedup", "low", "high", "fits_kv_cache")
         return [
             {**vars(cell.judged_at), **{key: getattr(cell, key) for key in keys}}
@@ -501,7 +501,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
     )
 
 
-def _cell_fields(cell: GridCell) -> dict[str, Any]:
+def _cell_fields(cell: GridCell) -> Json:
     """Fields of one row of a table."""
     ends = {"speedup": cell.best_speedup, "low": cell.best_low, "high": cell.best_high}
     return {
@@ -617,7 +617,7 @@ def tune_sentence(tuning: Tuning) -> str:
     )
 
 
-def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[dict[str, Any]]:
+def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[Json]:
     """Releases from which the engine knows what is emitted: the method's name, and each option."""
     words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
     name = engine_name(engine, speculation)
