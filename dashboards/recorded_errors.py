@@ -56,7 +56,7 @@ class ErrorRow:
         return (self.section, self.name, self.metric)
 
     def of_part(self, section: str, part: str) -> bool:
-        """True if the row is of a shipped part: its name is the part's, or begins with it and a comma."""
+        """True if the row is of a shipped part: its name is the part's, or begins with that."""
         return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
 
 

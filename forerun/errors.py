@@ -75,7 +75,7 @@ _UNITS: dict[str, tuple[str, Mapping[str, int | Fraction]]] = {
     r"(requests|seed)$": ("", _SIZES | _BINARY | {"m": 10**6, "request": 1, "requests": 1}),
     r"": ("", _BINARY),
 }
-"""By the end of a field's name: its unit in words, and what a unit that stands for one quantity only is in it.
+"""Units by the end of a field's name: in words, and sizes of other units of the same quantity.
 
 Units of several readings are absent: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
 

@@ -24,8 +24,8 @@ T = TypeVar("T")
 ORPHAN_CHECK_S = 1.0
 """Seconds between two looks of a worker at whether the process that it works for still lives."""
 OWN_WORK_S = 2.0
-"""CPU seconds of work that a study does by itself before it starts processes: each of them prices kernels anew that
-this one has not priced yet."""
+"""CPU seconds of work that a study does before it starts processes. Each of them prices kernels anew that this one has
+not priced yet."""
 
 
 def cores() -> int:
@@ -60,7 +60,7 @@ class Workers:
         self._count = count
         self._own_work_s = own_work_s if count else inf
         self._waiting: dict[int, tuple[Callable[[], Any], list[StartedWork[Any]]]] = {}
-        """Work that waits for its caller, in order, and the list that takes what it became: a result, or a future."""
+        """Work that waits for its caller, in order, with the list for its result or future."""
         self._pool: ProcessPoolExecutor | None = None
 
     def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StartedWork[T]:

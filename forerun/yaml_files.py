@@ -37,7 +37,7 @@ _CORE = re.compile(
 rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-"""A key of YAML 1.1 that is in every file with anchors: its mapping's values, where the own ones do not differ."""
+"""YAML 1.1's key of anchors: its mapping's values count where the own ones do not differ."""
 
 
 class _Part(NamedTuple):

@@ -374,7 +374,7 @@ def poisson_workload(values: Values, request_rate: float | str, num_requests: in
 
 
 ONE_REQUEST = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens": 1, "num_requests": 1}
-"""Workload of a scenario of which single steps are priced."""
+"""Workload of a scenario whose single steps are priced."""
 
 
 def deployment(values: Values, **more: object) -> Json:

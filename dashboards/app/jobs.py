@@ -39,8 +39,8 @@ MOST_RUNNING, MOST_TOGETHER = 2, 4
 MOST_KEPT = 12
 """Finished runs of a session whose files are kept; older ones are removed."""
 LONGEST_S, UNSEEN_S, WATCH_S = 1800.0, 300.0, 5.0
-"""Seconds after which a run is ended, and after which one is that no page follows any more; how often that is checked.
-Browsers slow the timers of hidden pages down to one call a minute."""
+"""Seconds after which a run is ended, or one without a page is, and between two such checks. Browsers slow the timers
+of hidden pages down to one call a minute."""
 MOST_MEMORY_BYTES = 6 * 2**30
 """Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
 PROGRESS_EVERY_S = 0.1

@@ -171,7 +171,7 @@ def forest_text(data: ForestData) -> str:
 
 
 class BarsData(NamedTuple):
-    """Values by name, each of which is within a limit or not."""
+    """Values by name, each within a limit or not."""
 
     title: str
     caption: str

@@ -68,8 +68,8 @@ class PoolPrices(NamedTuple):
     accepted: float
     """Mean draft tokens accepted per sequence and step."""
     ahead: float
-    """Chance that a sequence goes on as its drafter did without waiting: all drafts accepted, the next token guessed;
-    0 for heads, which read the hidden states of what was verified."""
+    """Chance that a sequence goes on as its drafter did without waiting. All drafts are then accepted, and the next
+    token is guessed; 0 for heads, which read the hidden states of the target."""
 
 
 def pool_prices(scenario: Scenario, batch: int, context_tokens: int) -> PoolPrices:
@@ -320,7 +320,7 @@ class _Pool:
 
 
 def run_pool(prices: PoolPrices, shape: PoolShape, steps: int = STEPS, seed: int = 0) -> PoolRun:
-    """Verifiers and drafters until every verifier has done so many steps after its first."""
+    """Verifiers and drafters until every verifier has taken its number of steps after its first."""
     return _Pool(prices, shape, steps, seed).result()
 
 

@@ -65,8 +65,8 @@ PARENTS = 4
 SWITCH_S = 0.02
 """Host seconds of a change of K where the scenario does not say: another set of captured graphs; assumed."""
 TABLE_CONTEXT, TABLE_GAIN = 1024, 1.01
-"""Context of an emitted table; what a smaller K must gain to replace a larger one as batches grow: a table that went up
-and down with the sizes of captured graphs would change K all the time."""
+"""Context of an emitted table, and the gain from which a smaller K replaces a larger one as batches grow. A table that
+went up and down with the sizes of captured graphs would change K all the time."""
 
 
 class RaceOutcome(NamedTuple):

@@ -35,8 +35,8 @@ ROUNDS = 14
 DRAWN = 400
 KEPT = 200
 KEPT_OF_ATTENTION = 100
-"""Rows kept of attention, the most requested family in tables and steps. 200 take the mean error of decoding from 3.2
-to 3.0 % only."""
+"""Rows kept of attention, the most requested family in tables and steps. Decoding: 200 take its mean error from 3.2 to
+3.0 % only."""
 ROWS_PER_HINGE = 16
 """Rows that a hinge function drawn or kept needs at least."""
 QUANTILES = 64

@@ -53,7 +53,7 @@ UNREAD_S = 60.0
 REQUEST_S = 30.0
 """Seconds that a request may take to arrive in full."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Most bytes of an address, of all headers, and of all else but a body (as uvicorn limits them under h11)."""
+"""Most bytes of an address, of all headers, and of all else but a body. As uvicorn limits them under h11."""
 LINGER_S = 2.0
 """Seconds in which a client whose request is too large may read that it is."""
 PROBE_S = 1.0

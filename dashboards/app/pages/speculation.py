@@ -44,7 +44,7 @@ DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 LOADS = (4, 16, 64, 256)
 """Concurrent requests at which verification by confidence is simulated."""
 FIXED = (1, 3, 7)
-"""Numbers of draft tokens of which the best is its rival; it proposes the last of them."""
+"""Numbers of draft tokens whose best is its rival; it proposes the last of them."""
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 CURVE = "eagle3-llama-3.1-8b-mt-bench"
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))

@@ -1,4 +1,5 @@
-"""What-if: sliders answered at once by the analytic model; a simulated run in the background refines the answer."""
+"""The What-if page: sliders answered at once by the analytic model. A simulated run in the background refines the
+answer."""
 
 from __future__ import annotations
 

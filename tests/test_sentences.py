@@ -1,0 +1,72 @@
+"""First sentences of docstrings: short, and with a subject of their own."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("forerun", "hwprofiles", "traces", "dashboards", "simulator", "validation", "research")
+MOST_WORDS = 20
+OPENINGS = (
+    "Whether",
+    "What",
+    "Those",
+    "Of",
+    "All of",
+    "None of",
+    "As always",
+    "So many",
+    "How",
+    "Where",
+    "Which",
+    "Who",
+)
+INNER = ("of which", "so many", "what there is")
+SUBJECTLESS = re.compile(rf"^(?:{'|'.join(OPENINGS)})\b|\b(?:{'|'.join(INNER)})\b")
+EXCEPTIONS: frozenset[str] = frozenset()
+"""Names whose first sentence may be longer or begin otherwise."""
+
+
+def first_sentence(docstring: str) -> str:
+    """The text up to a mark that a capital letter or a name in code follows."""
+    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=[.:;!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Docstrings of a module, of what it defines, and of its constants and fields, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for one in node.body:
+                if (
+                    isinstance(one, ast.Expr)
+                    and isinstance(one.value, ast.Constant)
+                    and isinstance(one.value.value, str)
+                ):
+                    yield f"{path.relative_to(ROOT)}:{one.lineno}", one.value.value
+
+
+def wanting(sentence: str) -> bool:
+    return bool(SUBJECTLESS.search(sentence)) or len(sentence.split()) > MOST_WORDS
+
+
+def test_first_sentences_are_short_and_name_their_subject():
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "tests" in path.parts or "build" in path.parts:
+                continue
+            for place, docstring in docstrings(path):
+                sentence = first_sentence(docstring)
+                if wanting(sentence) and sentence not in EXCEPTIONS:
+                    found[place] = sentence
+    assert found == {}
+
+
+def test_the_rule_sees_what_it_is_for():
+    assert wanting("Whether enough is spare, also where those that are not saturated were fewer")
+    assert wanting("Requests of which all have ended.")
+    assert wanting(" ".join(["word"] * 21))
+    assert not wanting("True if spare capacity suffices with `fewer` replicas less.")
+    assert first_sentence("Price a step. Whether it drafts is\nnot asked.") == "Price a step."
