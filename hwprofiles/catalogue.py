@@ -23,8 +23,8 @@ SOURCES = ("source", "field_sources")
 TENSOR_GAIN = 3.0
 """Lowest ratio of fp16 to fp32 FLOP/s at which a chip without bf16 is assumed to have matrix units."""
 LOCAL_LIBRARY, BACKENDS = "llama.cpp", ("rocm", "vulkan")
-"""Kernel library of single machines, whose default parameters are grouped by the chip's vendor, and those of its back
-ends that run on one card."""
+"""Kernel library of single machines, and its back ends that run on one card. Its default parameters are grouped by the
+chip's vendor."""
 
 
 @cache
@@ -93,7 +93,7 @@ def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
 
 
 def load_local_defaults(chip: Chip, library: str = LOCAL_LIBRARY) -> dict[str, dict[str, FamilyParameters]]:
-    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip, by its vendor
+    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip. By its vendor
     and, where the library's name ends in one (``llama.cpp-vulkan``), by back end.
 
     Empty if the chip's class defaults already describe llama.cpp (Apple), or if the vendor has no entry.
@@ -214,7 +214,7 @@ def _catalogue_data(folder: str, name: str) -> dict[str, Any]:
 
 
 def _profile_of_corrections(chip: Chip, path: Path) -> Path:
-    """Profile whose learned corrections apply to a chip read from ``path``: its own, or that of a catalogue chip with
+    """Profile whose learned corrections apply to a chip read from ``path``. Its own, or that of a catalogue chip with
     the same fitted kernels."""
     if chip.kernels and not path.with_suffix(CORRECTIONS).exists():
         for file in sorted((_FOLDER / "fits").glob(f"*{CORRECTIONS}")):

@@ -1,5 +1,5 @@
-"""Learned correction of kernel times: a sum of hinge functions of the analytical time and the kernel's sizes, never
-below the speed-of-light time.
+"""Learned correction of kernel times: a sum of hinge functions of analytical time and sizes. Never below the
+speed-of-light time.
 
 Every hinge function rises with the analytical time, the sizes and their products, and has a non-negative gain: a kernel
 that is larger or analytically slower is never faster after correction. (Unconstrained trees halve the held-out error
@@ -150,8 +150,8 @@ class HingeBasis(NamedTuple):
         return np.asarray(np.clip(log_seconds, physics - LARGEST, physics + LARGEST))
 
     def clipped(self, features: FloatArray) -> Clipped:
-        """The sum of the hinge functions times their gain, for features that are linear in some values: the
-        coefficients of each, features x (constant, values)."""
+        """Sum of hinge functions times their gain, for features that are linear in some values. The coefficients of
+        each: features x (constant, values)."""
         lines = features[self.feature]
         lines[:, :, 0] -= self.low
         # min(x) is -max(-x).

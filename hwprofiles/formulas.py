@@ -215,7 +215,7 @@ class AttentionShape(NamedTuple):
     dtype: str
     """Format of the KV cache."""
     windowed: bool = False
-    """Whether the layer uses sliding-window attention."""
+    """True if the layer uses sliding-window attention."""
     source: str = ""
     """Kernel name if a library has several for a head size; empty = the library's default."""
     slots: int = 0
@@ -266,7 +266,7 @@ class Limits(NamedTuple):
     multicast: float = 1.0
     """Neighbouring tiles that share one read of an operand (thread block clusters)."""
     asynchronous: bool = False
-    """Whether copies overlap with arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
+    """True if copies overlap with arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
     vector_flops: float = 0.0
     """Operations per second of the vector units; 0 = not stated."""
     clock_hz: float = 0.0
@@ -301,12 +301,12 @@ PLAIN = (int, float)
 
 
 def all_plain(first: Num, second: Num, third: Num) -> bool:
-    """Whether three sizes are plain numbers."""
+    """True if three sizes are plain numbers."""
     return first.__class__ in PLAIN and second.__class__ in PLAIN and third.__class__ in PLAIN
 
 
 def evaluate_formula(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
-    """Evaluate a formula on numbers or on arrays with broadcasting; where the product of all sizes is zero, so is the
+    """Evaluate a formula on numbers or on arrays with broadcasting. Where the product of all sizes is zero, so is the
     time."""
     if any(isinstance(value, Traced) for value in values):
         return formula(TRACED, *values)

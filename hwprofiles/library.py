@@ -210,16 +210,16 @@ class KernelLibrary:
 
     @property
     def _model(self) -> Chip:
-        """Chip that supplies the fits and their corrections: this one, or the chip that ``like`` names if it has no
-        fits at all."""
+        """Chip that supplies the fits and their corrections: this one, or the one that ``like`` names. The latter if it
+        has no fits at all."""
         model = self._fitted
         while model.like is not None and not model.kernels:
             model = load_chip(model.like)
         return model
 
     def correction(self, family: str, dtype: str) -> Correction | None:
-        """Learned correction of the parameter set used for a family and a format, or None; for attention,
-        only for the head size that it was learned on."""
+        """Learned correction of the parameter set used for a family and a format, or None. For attention, only for the
+        head size that it was learned on."""
         if not self.corrections:
             return None
         heads = dtype.split(VARIANT)[1:2] if family.startswith("attention") else []
@@ -273,8 +273,8 @@ class KernelLibrary:
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s (of the stored
-        operand's format, or of the fastest one)."""
+        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s. The peak is of the
+        stored operand's format, or of the fastest one."""
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
         return functions_of(time.flops).maximum(time.flops / peak, time.bytes / bandwidth)
@@ -350,9 +350,9 @@ class KernelLibrary:
         return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num, again: Num = 0.0) -> KernelTime:
-        """Attention in three kernels that exchange the fp32 scores of each head through memory: products
-        with the keys, softmax in place, products with the values. Products of few queries are those of vectors, in
-        which every query head reads the keys and values that it shares with others for itself (``again``, bytes).
+        """Attention in three kernels that exchange the fp32 scores of each head through memory. Products with the keys,
+        softmax in place, products with the values. Products of few queries are those of vectors, in which every query
+        head reads the keys and values that it shares with others for itself (``again``, bytes).
 
         Source: ``ggml_mul_mat`` with broadcast heads in ``build_attn_mha`` (llama.cpp). In llama_bench.csv one more
         token of context takes Llama-3-70B (8 heads to a KV head) twice as many reads of its cache as the 8B (4).
@@ -401,7 +401,7 @@ class KernelLibrary:
 
     def tail_seconds(self, shape: AttentionShape, seqs: Num, q_len: Num = 1) -> Num:
         """Seconds per key by which the longest sequence of a decode batch exceeds the mean of the ``tail_sequences``
-        longest; without KV splits, these sequences finish last.
+        longest. Without KV splits, these sequences finish last.
         """
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         xp = SCALAR if all_plain(seqs, q_len, 0) else ARRAY
@@ -536,8 +536,8 @@ class KernelLibrary:
         return time._replace(flops=time.flops / factor, bytes=time.bytes / factor)
 
     def _kernel_of_spread(self, dtype: str, expert_parallel: Num) -> str:
-        """Name of the library's kernel for this expert-parallel size, if its fits distinguish between whole experts
-        on every chip and experts spread over chips; empty if one kernel covers both.
+        """Name of the library's kernel for this expert-parallel size; empty if one kernel covers all. Its fits may
+        distinguish whole experts on every chip from experts spread over chips.
 
         On Hopper, vLLM runs block-fp8 experts in Triton kernels, or with expert parallelism in FlashInfer's CUTLASS
         (kernel_source of NVIDIA's tables of v0.24).
@@ -615,12 +615,12 @@ class KernelLibrary:
         return self._sparse("decode", index_time, shape.math, shape, seqs, q_len, kv_tokens)
 
     def sparse_prefill(self, shape: SparseShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num) -> KernelTime:
-        """Time of attention over chosen or compressed entries for prompts; sizes as ``attention_prefill`` takes them,
+        """Time of attention over chosen or compressed entries for prompts. Sizes as ``attention_prefill`` takes them,
         counted over tokens that the readable entries represent."""
         return self._sparse("prefill", sparse_time, "bf16", shape, seqs, q_tokens, pairs, kv_tokens)
 
     def sparse_decode(self, shape: SparseShape, *, seqs: Num, q_len: Num, kv_tokens: Num) -> KernelTime:
-        """Time of attention over chosen or compressed entries for decoding sequences; sizes as ``attention_decode``
+        """Time of attention over chosen or compressed entries for decoding sequences. Sizes as ``attention_decode``
         takes them, counted over tokens that the readable entries represent."""
         return self._sparse("decode", sparse_time, "bf16", shape, seqs, q_len, kv_tokens)
 

@@ -293,7 +293,7 @@ _PREDICTED = tuple(name for name, operation in OPERATIONS.items() if operation.c
 
 
 def row_call(op: str, row: KernelRow) -> PriceCall:
-    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace; absent optional ones count
+    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace. Absent optional ones count
     as 0 or empty, and sizes may be arrays if one kernel serves all rows."""
     return OPERATIONS[op].call({**_ABSENT, **row})
 

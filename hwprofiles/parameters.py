@@ -61,8 +61,8 @@ class DecodeKernel(Record):
 
     0 = no such limit."""
     split_seqs: NonNegative = 0.0
-    """Maximum batch size with KV splits: vLLM fixes the splits of batches that it captures as a graph and
-    leaves larger ones to the library, which then does not split; 0 = no limit."""
+    """Maximum batch size with KV splits; 0 = no limit. vLLM fixes the splits of batches that it captures as a graph and
+    leaves larger ones to the library, which then does not split. 0 = no limit."""
     min_group_to_split: float = 1.0
     """Minimum query heads per KV head at which the library splits the KV axis."""
     tile_rows: float = 64.0
@@ -84,8 +84,7 @@ class DecodeKernel(Record):
     widen_byte_s: NonNegative = 0.0
     """Time of that pass per byte of cached KV, in seconds."""
     whole_head_speed: Positive = 1.0
-    """Speed of a core that computes whole KV heads of a slot (``AttentionShape.slots``) over that of cores that share
-    one head."""
+    """Speed of a core with whole KV heads of a slot (``AttentionShape.slots``) over cores that share one head."""
     key_s: NonNegative = 0.0
     """Time of vector work (softmax) per work item and key, independent of the head width, in seconds."""
     reread_share: NonNegative = 0.0
@@ -196,7 +195,7 @@ class FewRowsKernel(Record):
     most_rows: Positive = 8.0
     """Maximum rows for which the library uses these kernels."""
     group_rows: Positive = 8.0
-    """Maximum rows per read of the weights; more rows run in equal groups, each of which reads and unpacks again."""
+    """Maximum rows per read of the weights. More rows run in equal groups, each of which reads and unpacks again."""
 
 
 class GemmParameters(FamilyParameters):
@@ -243,8 +242,8 @@ class GemmParameters(FamilyParameters):
     """Kernels for products with few rows; None = these products use tiles too."""
 
     def dequantising(self) -> "GemmParameters":
-        """Return the set of a weight-only kernel, which widens the weights of a tile before it multiplies them, from
-        the set of the same library's plain 16-bit kernel.
+        """Return the set of a weight-only kernel from that of the same library's plain 16-bit kernel. It widens the
+        weights of a tile before it multiplies them.
 
         The two ratios compare TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
         of trtllm 1.0.0, each fitted separately: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
@@ -290,8 +289,8 @@ class PrefillParameters(FamilyParameters):
 
     0 = its step is skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
-    """Extra kernel that regroups query heads by KV head where single queries are packed (several sequences, several KV
-    heads), in seconds; 0 = none."""
+    """Seconds of an extra kernel that regroups query heads by KV head; 0 = none. It runs where single queries are
+    packed (several sequences, several KV heads). 0 = none."""
     widen_s: NonNegative = 0.0
     """Fixed time in seconds of a pass that copies the cache into 16 bits, for kernels without its arithmetic.
 
@@ -359,8 +358,8 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
 
 
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_DRAW, ASYNCHRONOUS_COMBINE, ASYNCHRONOUS_LAUNCH = 2.3, 2.7, 3.3, 1.12
-"""Factors of asynchronous copies in decode attention: bandwidth lost (divided), bandwidth per core (multiplied),
-the time of combining splits and the launch (divided by)."""
+"""Factors of asynchronous copies in decode attention. Bandwidth lost (divided), bandwidth per core (multiplied), the
+time of combining splits and the launch (divided by)."""
 
 
 class MoeParameters(FamilyParameters):
@@ -382,7 +381,7 @@ class MoeParameters(FamilyParameters):
     wave_s: NonNegative = 0.0
     core_bandwidth_ratio: NonNegative = 0.0
     """Achievable bandwidth of one core, relative to an equal share: the tiles of few experts cannot saturate the
-    memory; 0 = they can."""
+    memory. 0 = they can."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
     few_rows: FewRowsKernel | None = None
@@ -490,8 +489,8 @@ class SparseParameters(FamilyParameters):
     row_tile: Positive = 64.0
     """Rows of queries (heads that share an entry) per work item; fewer are padded."""
     few_heads_efficiency: Fraction = 0.0
-    """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads, where kernels that widen 8-bit
-    entries themselves are used for those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``); 0 = the same."""
+    """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads; 0 = the same. Used where kernels
+    that widen 8-bit entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``). 0 = the same."""
     pair_s: NonNegative = 0.0
     """Core time in seconds of each pair of query and key, masked or not, per index head.
 
@@ -500,8 +499,8 @@ class SparseParameters(FamilyParameters):
     group_pair_s: NonNegative = 0.0
     """Additional time of a pair with several index heads, for which the keys are copied, in seconds."""
     near_s: NonNegative = 0.0
-    """Extra core time of selecting from twice as many entries as are kept, over very many, in seconds: with fewer
-    candidates, more of them are close to the selection threshold and are sorted one by one."""
+    """Extra core seconds of selecting from twice as many entries as are kept, over very many. With fewer candidates,
+    more of them are close to the selection threshold and are sorted one by one."""
 
 
 FEW_HEADS = 32

@@ -167,8 +167,8 @@ class Host(Group):
     launch_s: LaunchTime = 0.0
     """Time in which Tenstorrent's software launches one kernel without a captured trace."""
     step_s: NonNegative = 0.0
-    """Time between engine steps that this chip's software needs beyond any engine's own (reading logits back,
-    sampling on the host, sending the next tokens), in seconds."""
+    """Seconds between engine steps that this chip's software needs beyond any engine's own. They go to reading logits
+    back, sampling on the host, and sending the next tokens."""
     sequence_s: NonNegative = 0.0
     """Additional time between engine steps per sequence of the batch, in seconds."""
 
@@ -334,8 +334,8 @@ class Link(Group):
 
 
 def read_kernel_sets(value: object) -> dict[str, dict[str, dict[str, FamilyParameters]]]:
-    """Turn the ``kernels`` mapping of a profile (library -> family -> dtype -> numbers and ``source``) into parameter
-    objects of each family's class.
+    """Turn the ``kernels`` mapping of a profile into parameter objects of each family's class. The mapping is library
+    -> family -> dtype -> numbers and ``source``.
 
     Raises:
         ValueError: unknown family or dtype, or (from pydantic) a bad number; the message starts with the dotted place.

@@ -31,7 +31,7 @@ EXCEPTIONS: frozenset[str] = frozenset()
 def first_sentence(docstring: str) -> str:
     """The text up to a mark that a capital letter or a name in code follows."""
     paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
-    return re.split(r"(?<=[.:;!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=[.:;!?])\s+(?=[A-Z`0-9])", paragraph, maxsplit=1)[0]
 
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:

@@ -129,7 +129,7 @@ def refitted(data: Path | None, names: Sequence[str] | None, write: bool, jobs: 
 
 
 def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: int) -> int:
-    """Fit the bands of served figures on the tables of a folder, print what lies inside, and write page and ends.
+    """Fit the bands of served figures on the tables of a folder, and write page and ends.
 
     Raises:
         ForerunError: no folder, or nothing in it that can be simulated.

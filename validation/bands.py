@@ -61,7 +61,7 @@ from validation.halves import rows_by_hash
 from validation.requests import SUFFIXES, base_scenario, scored_metrics
 
 LEAST_RUNS, LEAST_TABLES = 30, 3
-"""Runs and tables from which a run's sentence tells of a class; of smaller ones it tells of the wider class."""
+"""Runs and tables from which a run's sentence names a class; smaller ones name the wider class."""
 WHOLE_TABLE = 10
 """Runs from which a table counts as much as any other; smaller ones count in proportion."""
 END, MIDDLE = {"ttft": 0.97, "tpot": 0.98, "e2el": 0.98}, 0.75
@@ -98,9 +98,9 @@ class ServedFigure(NamedTuple):
     card: str = ""
     """Chip, as the table writes it."""
     decoding: float = 0.0
-    """Of E2E latency and throughput: the share of E2E latency after the first token."""
+    """Share of E2E latency after the first token, for E2E latency and throughput."""
     tpot: tuple[float, float] = (1.0, 1.0)
-    """Of these, the ends of TPOT's band over the prediction."""
+    """Ends of TPOT's band over the prediction, for the same figures."""
 
     @property
     def stratum(self) -> Stratum:
@@ -132,7 +132,7 @@ class ServedFigure(NamedTuple):
         return low, high
 
     def inside(self, known: Mapping[str, Any]) -> bool:
-        """Whether the measurement lies in the band that the factors of its class widen."""
+        """True if the measurement lies in the band that the factors of its class widen."""
         low, high = self.band(known)
         return low * (1 - 1e-12) <= self.as_latency.ratio <= high * (1 + 1e-12)
 
@@ -265,8 +265,8 @@ def ends_for(figure: ServedFigure, known: Mapping[str, Any], kind: str | None = 
 def coverage_by(
     figures: Sequence[ServedFigure], columns: Sequence[str], by: Callable[[ServedFigure], list[str]]
 ) -> Table:
-    """By a property of the figures and their kind: share inside with ends fitted on all tables and with those of the
-    other tables alone, the median width of the latter, upper end over lower, and how far off predictions were."""
+    """Coverage by a property of the figures and their kind. Share inside with ends fitted on all tables and with those
+    of the other tables alone, the median width of the latter, upper end over lower, and the errors."""
     shipped, lines = without_table(tuple(figures), None), list[list[Value]]()
     for name in sorted({tuple(by(figure)) for figure in figures}):
         for kind in KINDS:

@@ -1,4 +1,4 @@
-"""What was fitted on what: the ``fitted_on`` entries that stand beside constants in YAML and JSON files."""
+"""Provenance of fits: the ``fitted_on`` entries that stand beside constants in YAML and JSON files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _facts(file: str, node: Any, path: tuple[str, ...]) -> Iterator[Fact]:
 
 
 def fitted_words(table: str, constants: Iterable[str]) -> str:
-    """What of the predictions of a table was fitted, and on what; ``nothing`` where nothing was.
+    """Fitted parts of a table's predictions, and the rows that they were fitted on; ``nothing`` where nothing was.
 
     Args:
         table: the table that is scored.

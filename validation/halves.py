@@ -1,4 +1,4 @@
-"""The half of measured rows that a fit may see, and the rows of a long table that are scored, by hash of their keys."""
+"""Half of the measured rows that a fit may see, and scored rows of long tables, by hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULE = "rows are held out of fits where SHA-256 of their key, such as `sglang_co
 
 
 def held_out(row_key: str) -> bool:
-    """Whether a measured row is only scored; fits of physical constants see the others.
+    """True if a measured row is only scored; fits of physical constants see the others.
 
     Args:
         row_key: the table and the row in it, such as ``splitwise_perf_power/spw00012``.

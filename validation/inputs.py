@@ -1,4 +1,4 @@
-"""What a computation depends on, found from the imports of its module, and a cache that is keyed by it."""
+"""Inputs of a computation, from the imports of its module, and a cache keyed by them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def cache_folder() -> Path | None:
 
 
 class Cache:
-    """Rows of the record by part, each a file that names its part and the digest of what it was computed from.
+    """Rows of the record by part, each a file that names its part and its inputs' digest.
 
     Files that cannot be read or written are ignored, and so is a folder that other users own or may enter: a cache
     failure is not an error.

@@ -35,7 +35,7 @@ STAND_INS: dict[str, tuple[str | None, ...]] = {
     "rtx-4090": (None,),
     "a40": ("a100-sxm-80gb", None),
 }
-"""Measured chips that are scored as if nobody had measured them: under the fits of a sister or of the generation before
+"""Measured chips that are scored as if nobody had measured them. Under the fits of a sister or of the generation before
 or after it, as B300, GB200 and H20 are carried, or (None) under the defaults of their class, as L40S and Arc are."""
 UNSEEN_FAMILIES = ("gemm", "attention_prefill", "attention_decode", "moe")
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".sqlite")
@@ -119,7 +119,7 @@ def _scores(chip: str, library: str, parts: list[KernelTable], left: Counter[str
 
 
 def _unseen(chip: str, library: str, parts: list[KernelTable], left: Counter[str]) -> Iterator[ErrorRow]:
-    """Scores of a chip without its own fits, of usual shapes; what is on record says how many rows their bands hold."""
+    """Scores of a chip without its own fits, of usual shapes; the record has the rows that their bands hold."""
     table = concatenate(parts)
     for like in STAND_INS.get(chip, ()):
         bare = load_chip(chip).model_copy(update={"kernels": {}, "like": like})
@@ -150,7 +150,7 @@ def _reason(error: Exception) -> str:
 
 
 def _evidence(kernels: KernelLibrary, op: str, dtype: str) -> tuple[str, str]:
-    """What predictions of an operation rest on, and what their parameters were fitted on, in the profile's words."""
+    """Evidence of an operation's predictions, and the rows its parameters were fitted on, in the profile's words."""
     family = "collective" if op in COLLECTIVES else op.replace("attention_mixed", "attention_decode")
     stored = "any" if family in ("collective", "elementwise") else dtype.split("/")[-1]
     try:

@@ -43,8 +43,8 @@ CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14
 TODAY = (("gemma-3-4b", "q4_0", 16, 144.30), ("gpt-oss-20b", "mxfp4_moe", 16, 132.79),
          ("gpt-oss-120b", "mxfp4_moe", 16, 88.71), ("qwen2.5-7b", "q8_0", 16, 76.35),
          ("qwen2.5-7b", "q8_0", 1040, 74.68))  # fmt: skip
-"""Rates of an M2 Ultra by model, format and context, of builds that the tables lack: llama.cpp's pull requests 15857
-(September 2025) and 19555 (February 2026), tg32."""
+"""Rates of an M2 Ultra by model, format and context, of builds that the tables lack. From llama.cpp's pull requests
+15857 (September 2025) and 19555 (February 2026), tg32."""
 MODELS = (
     (r"^(llama|llama 2|llama-2)[ -]7b(?!.*v0)", "llama-2-7b"), (r"^llama-3-8b|llama 8b", "llama-3-8b"),
     (r"^llama[ -]3.1[ -]8b", "llama-3.1-8b"), (r"^llama-3-70b|llama 70b", "llama-3-70b"),
@@ -58,16 +58,16 @@ MODELS = (
 """Catalogue models by what the tables call them; others (pruned, merged, unnamed) are left out."""
 MIXTURES = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b")
 VECTOR_EXPERTS = 7800
-"""Build from which several rows of a mixture are vectors to each expert, as one row is (llama.cpp 18958 for CUDA and
-ROCm, 18918 for Vulkan, January 2026). Before, two rows took the tiles of prompts, and twice to five times as long."""
+"""Build from which several rows of a mixture are vectors to each expert, as one row is. In llama.cpp 18958 for CUDA and
+ROCm, 18918 for Vulkan, January 2026. Before, two rows took the tiles of prompts, and twice to five times as long."""
 QUANTS = {"mxfp4": "mxfp4_moe"} | {f"q{bits}_k_xl": f"ud-q{bits}_k_xl" for bits in (2, 3, 4, 5, 6, 8)}
 OLD = ("master of 2024", "10491", "4239", "PR 5351")
 """Builds before today's kernels for few rows: Metal's of November 2024, ROCm's of mid-2024."""
 SERIAL = ("8e672efe", "May 2024", "2023-08", "10581", "discussion 4167")
-"""Builds and threads before Metal ran operations that do not need each other together (llama.cpp 15929, September 2025;
-the thread compares commit 8e672efe)."""
+"""Builds and threads before Metal ran independent operations together. llama.cpp 15929, September 2025; the thread
+compares commit 8e672efe."""
 SERIAL_LAUNCH_S = 2.4e-5
-"""What a product cost more on Metal before, at the reference clock, in seconds: fitted on those rows."""
+"""Seconds that a product cost more on Metal before, at the reference clock. Fitted on those rows."""
 ANSWER = 400
 """Context taken half-way through an answer of a served request, in tokens."""
 SHORT = 2100
@@ -98,7 +98,7 @@ class Rate(NamedTuple):
     serial: bool = False
     """Under Metal, by a build that ran one operation after the other."""
     flash: bool = True
-    """Whether attention is one kernel; llama-bench's default was that it is not."""
+    """True if attention is one kernel; llama-bench's default was that it is not."""
     tiled: bool = False
     """Several rows of a mixture by a build that took a matrix kernel for them."""
 
@@ -114,8 +114,8 @@ class Step:
     products: tuple[tuple[float, float, float, float, str], ...]
     """(times, weights, their bytes, bytes of activations, format)."""
     limits: tuple[float, float, float, float, float]
-    """Operations of the vector units, bandwidth, cores times clock, cycles of a launch over those at this clock, bytes
-    of the on-chip store."""
+    """Limits of the device: vector operations, bandwidth, cores times clock, launch cycles over this clock's, on-chip
+    bytes."""
 
 
 @cache
@@ -250,9 +250,9 @@ def step_of(rate: Rate) -> Step:
 
 
 def fitted_s(step: Step, x: FloatArray) -> float:
-    """Seconds under parameters in logarithms: launch, efficiency (logit), overlap - 1, core bytes, host, what a launch
-    of a serial build costs more, under ROCm over Vulkan odds of the efficiency and a launch; a row's operations of each
-    format."""
+    """Seconds of steps under parameters in logarithms. Launch, efficiency (logit), overlap - 1, core bytes, host, the
+    extra cost of a launch of a serial build, under ROCm over Vulkan odds of the efficiency and a launch; a row's
+    operations of each format."""
     launch, overlap, core, host = np.exp(x[0]), 1.0 + np.exp(x[2]), np.exp(x[3]), np.exp(x[4])
     vector, bandwidth, cycles, slower, on_chip = step.limits
     rocm = step.rate.backend == "rocm"
@@ -270,7 +270,7 @@ def fitted_s(step: Step, x: FloatArray) -> float:
 
 
 def fit_class(steps: Sequence[Step], maker: str) -> FloatArray:
-    """Class defaults of one maker from some of its chips; a chip with many rows of a kind counts as one with few."""
+    """Class defaults of one maker from some of its chips. A chip with many rows of a kind counts as one with few."""
     start = np.log([4e-6, np.e**2, 1.0, 6.0, 3e-4, 1e-5, 1.0, 1.0, *START[maker]])
     counts: dict[tuple[str, str, str, bool], int] = {}
     for step in steps:
@@ -409,7 +409,7 @@ def rigs(folder: Path, model: str) -> Iterator[Rig]:
 
 
 def _runs(scenario: Scenario) -> bool:
-    """Whether a rig can be built: no unknown format, and heads that divide evenly among its cards."""
+    """True if a rig can be built: no unknown format, and heads that divide evenly among its cards."""
     try:
         build_replica(scenario)
     except (ForerunError, ProfileError):
@@ -477,7 +477,7 @@ def rig_lines(folder: Path, model: str) -> Iterator[str]:
 
 
 def sweep_lines(folder: Path, model: str) -> Iterator[str]:
-    """The best n-max of every sweep without threshold over one stream, by prices and one curve of acceptance for all of
+    """The best n-max of every sweep without threshold over one stream. By prices and one curve of acceptance for all of
     its rows.
 
     As tuning has it: what single rows state is often the middle between the least and the most accepted request."""
@@ -523,7 +523,7 @@ def sweep_lines(folder: Path, model: str) -> Iterator[str]:
 
 
 def threshold_lines(folder: Path, model: str) -> Iterator[str]:
-    """Gain of a confidence threshold on a card short of arithmetic and on two fast ones: n-max 4, p-min 0.6,
+    """Gain of a confidence threshold on a card short of arithmetic and on two fast ones. At n-max 4, p-min 0.6,
     acceptance 0.78."""
     rates = [0.85, 0.8, 0.78, 0.75]
     yield "| rig | n-max 4 | with p-min 0.75 | gain |"

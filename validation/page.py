@@ -9,7 +9,7 @@ from dashboards.recorded_errors import SECTIONS, ErrorRow
 from validation.facts import facts
 
 SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
-"""How a profile says that its fit left out what ``SPLIT`` of the kernels holds out."""
+"""Words of a profile whose fit left out what ``SPLIT`` of the kernels holds out."""
 
 
 def trust_page(rows: Sequence[ErrorRow], version: str) -> str:
@@ -51,7 +51,7 @@ def _tables(rows: Sequence[ErrorRow]) -> Iterator[str]:
 
 
 def scored_shapes(fitted: str) -> str:
-    """Whether a fit of kernels saw the shapes that are scored.
+    """True if a fit of kernels saw the shapes that are scored.
 
     Args:
         fitted: what it was fitted on, in the words of its profile, which names the split that it obeyed.

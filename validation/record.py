@@ -25,7 +25,7 @@ def signed_row(
 
 
 def merged(recorded: Sequence[ErrorRow], computed: Sequence[ErrorRow]) -> list[ErrorRow]:
-    """Rows on record with the computed parts in place of their own: a section's shipped or its measured comparisons, of
+    """Rows on record with the computed parts in place of their own. A section's shipped or its measured comparisons, of
     benchmark results those tables that were computed, by the end of their path."""
     anew = {(row.section, row.ships) for row in computed}
     tables = {f"/{row.name}" for row in computed if row.section == "requests"}

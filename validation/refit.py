@@ -59,7 +59,7 @@ class Refit(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether the held-out error grows, so that the constants stay."""
+        """True if the held-out error grows, so that the constants stay."""
         return self.held_out[1] > self.held_out[0] + MARGIN
 
 
@@ -171,7 +171,7 @@ def _percent(errors: FloatArray) -> float:
 
 
 def refit_tables(fits: Sequence[Refit]) -> list[Table]:
-    """What moved, and the errors before and after."""
+    """Moved constants, and the errors before and after."""
     moved = [
         [fit.name, constant, f"{old:.2g}", f"{fit.after[constant]:.2g}", f"x{fit.after[constant] / old:.2f}"]
         for fit in fits

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 def base_scenario() -> Scenario:
-    """What a run does not tell: one H100 under vLLM, eight requests at a time."""
+    """Facts that a run leaves open: one H100 under vLLM, eight requests at a time."""
     return scenario_from(
         {
             "model": "llama-3.1-8b",

@@ -51,7 +51,7 @@ class ValidationPart(NamedTuple):
     section: str
     name: str
     slow: bool
-    """Whether ``--quick`` leaves it out: fits, and trees that are grown thousands of times."""
+    """True if ``--quick`` leaves it out: fits, and trees that are grown thousands of times."""
 
 
 class ShippedErrors(NamedTuple):

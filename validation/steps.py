@@ -33,9 +33,9 @@ CACHE_BYTES = 1.5 * 61 * 576
 """Bytes of a token in the KV cache of DeepSeek-R1 and Kimi-K2, the logged models, between 8 and 16 bits."""
 LIMITS = {"max_num_batched_tokens": 16384, "max_num_seqs": 256}
 LONGEST_S, STEADY = 11.5, 0.05
-"""Longest time between two lines ten seconds apart (where an API server falls behind, lines come minutes late), and
-the most by which tokens per second differ from the line before: prompt tokens are logged when a prompt ends, not while
-its chunks delay the others."""
+"""Longest time between two lines ten seconds apart, and the most by which their token rates differ. Where an API server
+falls behind, lines come minutes late; prompt tokens are logged when a prompt ends, not while its chunks delay the
+others."""
 
 Row = Mapping[str, str]
 Steps = list[dict[str, Any]]
@@ -87,8 +87,8 @@ def _profile(path: Path) -> tuple[MeasuredRun, Steps]:
 
 
 def _logs(path: Path, limit: int) -> Iterator[tuple[MeasuredRun, Steps]]:
-    """Windows of ten seconds between others without a finished prompt and with as many running requests: a step takes
-    their number over tokens per second; the share of the KV cache in use tells how many keys they read. The command
+    """Windows of ten seconds between others without a finished prompt and with as many running requests. A step takes
+    their number over tokens per second; the share of the KV cache in use gives the keys that they read. The command
     tells the tensor parallelism (one run's column is another)."""
     runs = {row["run"]: row for row in _rows(path.with_name(LOG_RUNS))}
     lines: dict[str, list[Row]] = defaultdict(list)

@@ -30,8 +30,8 @@ def tail_sequences(limits: Limits, parameters: DecodeParameters, shape: Attentio
 def tail_time_per_key(
     xp: Functions, parameters: DecodeParameters, cores: float, shape: AttentionShape, seqs: Num, q_len: Num
 ) -> Num:
-    """Seconds per key by which the longest sequence exceeds the mean of the tail; 0 if the batch is so small
-    that its KV axis is split."""
+    """Seconds per key by which the longest sequence exceeds the mean of the tail. 0 if the batch is so small that its
+    KV axis is split."""
     items = seqs * shape.num_kv_heads * xp.ceil(q_len * (shape.num_heads / shape.num_kv_heads) / parameters.tile_rows)
     return xp.where(items >= UNSPLIT_LOAD * cores, parameters.tail_key_s, 0.0)
 
@@ -68,8 +68,8 @@ def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
 def widened(
     xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
 ) -> tuple[AttentionShape, Num]:
-    """Shape of a layer whose kernel cannot compute in the format of the KV cache, and the seconds of the pass
-    that first converts the cache to 16 bits (``kv_tokens`` in all; in a server, the whole KV pool).
+    """Shape of a layer whose kernel cannot compute in the format of the KV cache, and seconds of the conversion. That
+    pass first converts the cache to 16 bits (``kv_tokens`` in all; in a server, the whole KV pool).
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
         tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).
@@ -84,14 +84,14 @@ WIDEN_OVERLAP = 1.3
 
 
 PRODUCT_EFFICIENCY, SOFTMAX_CLOCKS, SOFTMAX_OVERLAP = 0.825, 0.0148, 2.5
-"""Share of the peak that the products of prefill attention reach alone, clock cycles of a core for what softmax does of
-a (query, key) pair beside its exponential, and sharpness of the smooth maximum of the two: with 16 exponentials a cycle
-a B200 then takes 0.083 and 0.104 cycles a pair with heads of 64 and 128, as its fits do (0.0331 and 0.0662 at the peak
+"""Parameters of prefill attention: peak share of products, softmax clock cycles, sharpness of their smooth maximum. The
+cycles of a core are for what softmax does of a (query, key) pair beside its exponential. With 16 exponentials a cycle a
+B200 then takes 0.083 and 0.104 cycles a pair with heads of 64 and 128, as its fits do (0.0331 and 0.0662 at the peak
 alone); 0.18 and 0.24 with MLA's prompts and heads of 256 (0.12 to 0.14 and 0.20 fitted)."""
 
 
 def softmax_factor(limits: Limits, width: Num) -> Num:
-    """Time of a tile over that on the chip which the fits come from, where the two differ in exponentials per cycle.
+    """Time of a tile over that on the fitted chip, where the two differ in exponentials per cycle.
 
     A pair of heads ``width`` wide (keys and values together) takes ``2 width`` FLOP and one exponential.
 
@@ -212,7 +212,7 @@ def decode_time(
 def packs(
     xp: Functions, unpacked: UnpackedKernel, cores: float, shape: AttentionShape, seqs: Num, q_len: Num, kv_tokens: Num
 ) -> Num:
-    """Whether a library runs a batch in its packed kernel, which serves the query heads of a KV head together.
+    """True if a library runs a batch in its packed kernel, which serves a KV head's query heads together.
 
     Absorbed MLA and multiple queries per sequence always do. Otherwise the kernel must support the head group, and
     its work items (sequences times KV heads times KV pieces) must fill ``least_fill`` of the cores.
@@ -238,7 +238,7 @@ def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
 
 
 def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -> tuple[Num, Num]:
-    """Cores that share one KV head, and KV heads that one core computes in turn, where each slot has equal cores.
+    """Cores that share one KV head, and KV heads that one core computes in turn, per slot.
 
     A core takes a power of two of the heads of one slot. With 64 cores, 32 slots and 8 heads that is four heads on
     each of two cores, also where a single sequence runs.
@@ -255,8 +255,8 @@ def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -
 
 
 def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes: Num) -> KernelTime:
-    """Time of one decode attention kernel with its KV axis split for all cores or, if faster, for the core count
-    of the chip that the fits come from."""
+    """Time of one decode attention kernel with its KV axis split for all cores. If faster, for the core count of the
+    chip that the fits come from."""
     wide = _kernel_time(xp, limits, parameters, limits.cores, *sizes)
     if limits.fitted_cores >= limits.cores:
         return wide
@@ -362,7 +362,7 @@ def overhead_time(xp: Functions, parameters: DecodeKernel, split: KvSplit, seqs:
 def launch_time(
     xp: Functions, parameters: DecodeKernel, shape: AttentionShape, splits: Num, seqs: Num, widening: Num = 0.0
 ) -> Num:
-    """Fixed seconds of a decode kernel, of combining the parts of the KV axis, and of kernels that prepare for it.
+    """Fixed seconds of a decode kernel, of combining its KV parts, and of kernels that prepare for it.
 
     seconds = launch_s + [splits > 1] (combine_s + splits * split_s) + widening + [queries are regrouped] regroup_s
 

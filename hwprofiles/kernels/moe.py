@@ -122,7 +122,8 @@ def expected_maximum(xp: Functions, count: Num) -> Num:
 def _zipf(
     xp: Functions, alpha: float, tokens: Num, num_experts: Num, experts_per_token: Num, ranks: Num
 ) -> ExpertLoads:
-    """Loads if tokens pick experts independently with odds ``c r ** -alpha`` for rank r; c yields k picks per token."""
+    """Loads if tokens pick experts independently with odds ``c r ** -alpha`` for rank r. The constant c yields k picks
+    per token."""
     weights = [(num_experts * (i + 0.5) / ZIPF_POINTS + 0.5) ** -alpha for i in range(ZIPF_POINTS)]
     wanted = ZIPF_POINTS * experts_per_token / num_experts
     scale = wanted / sum(weights)

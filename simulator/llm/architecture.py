@@ -69,7 +69,7 @@ class Architecture:
     max_position: int | None
     """Longest context in tokens that the model was published for; None where not stated."""
     source: str
-    """Where the numbers come from: a repository's config.json, or the user's file."""
+    """Source of the numbers: a repository's config.json, or the user's file."""
     checkpoint_dtypes: Mapping[str, str] = field(hash=False)
     """Dtype of every part as published."""
     position_embeddings: int = 0
@@ -86,11 +86,11 @@ class Architecture:
     model_tensors: tuple[Tensor, ...] = ()
     """Matrices outside the layers that every token passes, without embedding and LM head."""
     expert_routing: str | None = None
-    """How the router spreads tokens over experts, in the terms of ``hardware.expert_routing``; None if unknown."""
+    """Spread of the router's tokens over experts, in the terms of ``hardware.expert_routing``; None if unknown."""
     expert_routing_range: tuple[str, str] = ("uniform", "uniform")
     """Least and most uneven routing consistent with what is known of the model."""
     side_embedding: int = 0
-    """Weights of tables beside the embedding, of which a token gathers rows (Gemma 3n's per-layer embeddings)."""
+    """Weights of tables beside the embedding, whose rows a token gathers (Gemma 3n's per-layer embeddings)."""
 
     @property
     def num_layers(self) -> int:

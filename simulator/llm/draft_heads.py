@@ -62,8 +62,8 @@ def eagle_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
 
 
 def eagle3_head(target: Architecture, sizes: HeadSizes) -> DraftHead:
-    """EAGLE-3: three hidden states fused by an ``fc`` once per new token, one layer whose attention reads embedding and
-    hidden state side by side, an LM head of its own over a reduced vocabulary.
+    """EAGLE-3: one layer whose attention reads embedding and hidden state side by side. Three hidden states are fused
+    by an ``fc`` once per new token; it has an LM head over a reduced vocabulary.
 
     Source: Li et al., "EAGLE-3", 2025, arXiv:2503.01840, section 3.1.
     """
@@ -96,7 +96,7 @@ def _layers(target: Architecture, sizes: HeadSizes, count: int, entry: Tensor | 
 
 
 def _attention(target: Architecture, sizes: HeadSizes) -> Attention:
-    """Full attention with the target's heads; where the target has latent attention, one KV head per head (as Kimi-K2's
+    """Full attention with the target's heads. Where the target has latent attention, one KV head per head (as Kimi-K2's
     published EAGLE-3 head)."""
     mixers = [group.layer.mixer for group in target.layer_groups if group.layer.mixer is not None]
     own = next((mixer.softmax_attention for mixer in mixers if mixer.softmax_attention is not None), None)

@@ -69,7 +69,7 @@ class Family:
     router_bias: Flag | bool = False
     shared_gate: bool = False
     windows: Windows = "none"
-    """Layers with a sliding window where the config has no ``layer_types``: none; all; those from ``max_window_layers``
+    """Layers with a sliding window where the config has no ``layer_types``. None; all; those from ``max_window_layers``
     on if ``use_sliding_window``; every other from the first; all but every n-th; chunks but for layers without RoPE."""
     extra_positions: int | None = None
     """Rows of a learned position table beyond the longest context; None without such a table."""
@@ -78,7 +78,7 @@ class Family:
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Class defaults that published checkpoints rely on."""
     layers: str = "uniform"
-    """How its layers are read: all alike but for windows and experts, or by a reader of ``hf_hybrid.READERS``."""
+    """Reader of its layers: all alike but for windows and experts, or one of ``hf_hybrid.READERS``."""
     active_counts: ActiveCounts = "without-embedding"
     """Tables in the makers' count of active parameters (``Architecture.active_counts``)."""
     output_gate: Flag | bool = False

@@ -13,15 +13,15 @@ PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert",
 """The parts of a model that can hold weights of their own dtype."""
 
 Split = Literal["column", "row", "replicated", "expert"]
-"""How tensor parallelism divides a matrix: its outputs, its inputs, not at all, or as routed experts (each expert's
-intermediate dimension under TP, whole experts under EP)."""
+"""Division of a matrix by tensor parallelism: its outputs, its inputs, not at all, or as routed experts. These have
+each expert's intermediate dimension under TP, whole experts under EP."""
 
 ActiveCounts = Literal["with-embedding", "without-embedding", "layers"]
 """Tables that makers include in active parameters: all of them, all but the input embedding, or neither."""
 
 QkNorm = Literal["head", "vector", "unlearned"]
-"""Normalisation of queries and keys: one learned vector per head dimension (Qwen3, Gemma 3), one over all heads
-together (OLMo 2, MiniMax-M2), or without learned weights (Llama 4)."""
+"""Normalisation of queries and keys by learned vectors or without. One vector per head dimension (Qwen3, Gemma 3), one
+over all heads together (OLMo 2, MiniMax-M2), or none (Llama 4)."""
 
 
 class Tensor(NamedTuple):

@@ -246,7 +246,7 @@ def _object(path: Path, text: str) -> Mapping[str, object]:
 
 @cache
 def _published_names() -> dict[str, Any]:
-    """Endings of published model names, and repositories of which a format is stored in blocks."""
+    """Endings of published model names, and repositories with a format stored in blocks."""
     return packaged("simulator.llm", "published_models.yaml")
 
 

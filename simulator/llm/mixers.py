@@ -225,7 +225,7 @@ class ShortConvolution(Recurrent):
 
 @dataclass(frozen=True, slots=True)
 class AttentionVariant(Mixer):
-    """Attention of which the kernels read other keys than its own, or some of them."""
+    """Attention whose kernels read other keys than its own, or some of them."""
 
     attention: Attention
 

@@ -49,7 +49,7 @@ class RequestStream:
     answers_hashed: bool = False
     """True if ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
     follows: IntArray | None = None
-    """Pairs of requests (waited for, waiting), the first before the second: a request arrives when all that it waits
+    """Pairs of requests (waited for, waiting), the first before the second. A request arrives when all that it waits
     for have ended; None where requests do not wait for each other."""
     priorities: IntArray | None = None
     """Priority of each request: lower goes first if the scheduler uses priorities; None: all equal."""

@@ -11,7 +11,7 @@ GROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Where Linux says what a container may use and what it uses."""
+"""Files in which Linux states the memory limit and use of a container."""
 
 
 def free_bytes() -> int | None:

@@ -68,7 +68,7 @@ class MeasuredRun:
     weights_dtype: str | None = None
     kv_cache_dtype: str | None = None
     process: str | None = None
-    """How requests arrive, one of ``PROCESSES``."""
+    """Arrival process, one of ``PROCESSES``."""
     request_rate: float | None = None
     burstiness: float | None = None
     """Shape of gamma inter-arrival times."""
@@ -99,7 +99,7 @@ class MeasuredRun:
     acceptance_length: float | None = None
     """Tokens per verify step, bonus token included."""
     acceptance_per_position: tuple[float, ...] = ()
-    """Share of drafts of which each position was accepted."""
+    """Share of drafts with that position accepted, per position."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Further scenario values by dotted path."""
     measured: Mapping[str, float] = field(default_factory=dict)

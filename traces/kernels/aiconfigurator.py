@@ -79,7 +79,7 @@ def _attention(frame: Frame) -> KernelTable:
 
 
 def _mla(frame: Frame) -> KernelTable:
-    """DeepSeek's MLA core attention: whole keys and values for a prompt, the shared latent for a decode step and for
+    """DeepSeek's MLA core attention. Whole keys and values for a prompt, the shared latent for a decode step and for
     prompts that were timed so (``ABSORBED_PROMPTS``)."""
     frame.need("batch_size", "isl", "num_heads", "kv_cache_dtype", "step", "op_name")
     operation = frame.texts("op_name")
@@ -153,7 +153,7 @@ def _moe(frame: Frame) -> KernelTable:
 
 
 def _recurrent(frame: Frame) -> KernelTable:
-    """Gated delta nets, Kimi delta attention and Mamba-2: the scan over prompts, the update for decoded or verified
+    """Gated delta nets, Kimi delta attention and Mamba-2. The scan over prompts, the update for decoded or verified
     tokens, and the short convolution before either, a pass over memory whose rows stand by themselves.
     """
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
@@ -182,7 +182,7 @@ def _recurrent(frame: Frame) -> KernelTable:
 
 
 def _delta_channels(frame: Frame) -> IntArray:
-    """Channels of a delta rule's convolution: queries, keys and values; collectors of TensorRT-LLM, and of SGLang
+    """Channels of a delta rule's convolution: queries, keys and values. Collectors of TensorRT-LLM, and of SGLang
     before 0.5.14, call it on as many as the keys have."""
     keys = whole(frame.floats("num_k_heads")) * whole(frame.floats("head_k_dim"))
     values = whole(frame.floats("num_v_heads")) * whole(frame.floats("head_v_dim"))

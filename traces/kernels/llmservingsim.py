@@ -18,8 +18,8 @@ from traces.kernels.table import KernelTable, Texts, Words, concatenate
 FORMAT = "llmservingsim"
 ACTIVATION_BYTES = 2
 SKEW_REPEATS = 3
-"""Iterations that ``skew.csv`` adds up: its rows at one length take 3.00 to 3.06 times what ``attention.csv`` has for
-the same batch (5th to 95th percentile of 13,006 rows of the RTX 4090); the profiler runs three iterations."""
+"""Iterations that ``skew.csv`` adds up; the profiler runs three. Its rows at one length take 3.00 to 3.06 times what
+``attention.csv`` has for the same batch (5th to 95th percentile of 13,006 rows of the RTX 4090)."""
 
 
 class ModelShape(NamedTuple):

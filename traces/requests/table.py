@@ -78,8 +78,8 @@ class PrefixHashes:
     def of_groups(
         cls, tokens: IntArray, shared_tokens: IntArray | int, group: IntArray, own: IntArray, block_tokens: int
     ) -> PrefixHashes:
-        """Requests that have whole blocks of their first ``shared_tokens`` in common with their ``group``, and all
-        blocks with requests of the same ``own`` number."""
+        """Requests that share whole blocks of their first ``shared_tokens`` with their ``group``. All blocks are shared
+        with requests of the same ``own`` number."""
         blocks = -(-tokens // block_tokens)
         offsets = np.concatenate(([0], np.cumsum(blocks)))
         position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)

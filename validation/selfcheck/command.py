@@ -127,7 +127,7 @@ def _broken(document: dict[str, Any], limits: dict[str, float]) -> bool:
 
 
 def _conclusion(document: dict[str, Any]) -> str:
-    """How far off the predictions are, in one sentence."""
+    """Distance of the predictions from measurement, in one sentence."""
     parts = []
     for one in document["comparisons"]:
         errors = [f"{LABELS[name][0]} {figure['error_percent']:+.1f} %" for name, figure in one["figures"].items()]

@@ -22,10 +22,10 @@ from validation.selfcheck.sizes import DTYPE_BYTES, ModelSize, Sizes
 LIBRARY = "reference"
 """Kernel library and framework of the engine."""
 LAYER_KERNELS, OTHER_KERNELS = 4, 4
-"""Memory-bound passes of a layer (two norms, rotary embedding, activation), and of a step beside its layers (embedding,
-norm, and two over the logits), as the simulator counts them."""
+"""Memory-bound passes of a layer, and of a step beside its layers, as the simulator counts them. Two norms, rotary
+embedding, activation; embedding, norm, and two over the logits."""
 LEAST_MODEL = 3
-"""A nearby model's weights fill the last cache at least so many times over, else they would not come from memory."""
+"""Ratio of a nearby model's weights to the last cache, so that they come from memory."""
 QUERY_LENGTHS = (1, 2, 3, 5, 6)
 """Tokens of a decoding sequence in measured steps."""
 SHORTEST_CHUNK = PACKED_QUERIES + 1

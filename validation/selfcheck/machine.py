@@ -18,8 +18,8 @@ PROBES = 7
 HEADROOM = 1.02
 """Limits lie so far above the fastest thing seen."""
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
-"""``cpu``: seconds during which this process had a core, so that other work on the machine counts only by what it takes
-of caches and memory; ``wall``: seconds on the wall, the only choice with several threads."""
+"""``cpu``: seconds during which this process had a core. Other work on the machine counts only through caches and
+memory; ``wall``: seconds on the wall, the only choice with several threads."""
 
 
 def clock_for(threads: int) -> str:
@@ -33,7 +33,7 @@ def fast_dtype(clock: Callable[[], float]) -> str:
 
 
 def machine_limits(clock: Callable[[], float]) -> MachineLimits:
-    """What one pass over memory, over a cache, and large matrix products reach on this machine."""
+    """Bandwidth of memory and of a cache, and FLOP/s of large matrix products, on this machine."""
     cache = last_cache_bytes()
     flops = {dtype: 2.0 * 1024**3 / _fastest(clock, _product(dtype, 1024, 1024, 1024)) for dtype in DTYPE_BYTES}
     memory, kept = (size / _fastest(clock, _reader(size)) for size in (4 * cache, 1 << 18))

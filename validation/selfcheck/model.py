@@ -14,7 +14,7 @@ from torch.nn import functional
 from validation.selfcheck.sizes import DTYPE_BYTES, ModelSize
 
 PACKED_QUERIES = 8
-"""Up to so many new tokens the query heads of one KV head are packed into rows, so that K and V are read once."""
+"""Most new tokens for which a KV head's query heads are packed into rows, to read K and V once."""
 ROPE_BASE = 10_000.0
 
 
@@ -107,7 +107,7 @@ class ReferenceModel:
     dtype: str = "fp32"
     observer: Observer | None = None
     repeated: bool = False
-    """Whether all layers hold the weights of the first, each in memory of its own: a model that is only timed."""
+    """True if all layers hold the first one's weights, each in its own memory: a model that is only timed."""
 
     def __post_init__(self) -> None:
         size = self.size
@@ -257,8 +257,8 @@ class ReferenceModel:
         return attended.view(size.kv_heads, tokens, group, size.head_dim).transpose(0, 1).reshape(tokens, -1)
 
     def _matrix(self, stream: int, rows: int, columns: int, scale: float) -> Any:
-        """Random weights whose product with a normed vector has standard deviation ``scale`` (rows and columns name it
-        too: each matrix of a layer is its own)."""
+        """Random weights whose product with a normed vector has standard deviation ``scale``. Rows and columns name it
+        too: each matrix of a layer is its own."""
         key = (self.seed * 1_000_003 + stream * 7919 + rows * 31 + columns) % (1 << 62)
         generator = torch.Generator().manual_seed(key)
         return torch.randn(rows, columns, generator=generator).mul_(scale / sqrt(columns)).to(self._dtype)

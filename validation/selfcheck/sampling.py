@@ -31,7 +31,7 @@ def sample_tokens(weights: Any, generator: Any) -> Any:
 
 
 def verify(target: Any, draft: Any, drafted: Any, generator: Any) -> Verified:
-    """Accept each draft x in turn with chance ``min(1, p(x) / q(x))``; on a rejection draw from ``max(0, p - q)``.
+    """Accept each draft x in turn with chance ``min(1, p(x) / q(x))``. On a rejection draw from ``max(0, p - q)``.
 
     The tokens that come out are distributed as the target's own.
 

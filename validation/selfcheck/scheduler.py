@@ -1,4 +1,4 @@
-"""Which tokens a step of the reference engine works on: vLLM V1's rules, written independently of the simulator's.
+"""Tokens of each step of the reference engine: vLLM V1's rules, written independently of the simulator's.
 
 The simulator's scheduler is not used here, so that the two can be held against each other. Every sequence has a slot of
 its own in the KV cache, long enough for it; there is nothing to preempt.
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """Whether its prompt is in the cache."""
+        """True if its prompt is in the cache."""
         return self.computed >= len(self.prompt)
 
     @property

@@ -1,4 +1,4 @@
-"""How large the reference model, its calibration models and the runs are."""
+"""Sizes of the reference model, its calibration models and the runs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class AdaptiveRow(NamedTuple):
     published: float
     predicted: float
     fitted: bool
-    """Whether the acceptance, or the host time of the rule, was set by this row."""
+    """True if the acceptance, or the host time of the rule, was set by this row."""
 
     @property
     def error(self) -> float:
@@ -192,7 +192,7 @@ def _span(ends: Sequence[float]) -> str:
 
 
 def _met(published: Sequence[float], predicted: Sequence[float]) -> str:
-    """Whether the predicted range lies within 12 % of the published one, on the same side of 1."""
+    """True if the predicted range lies within 12 % of the published one, on the same side of 1."""
     near = predicted[0] >= 0.88 * published[0] and predicted[1] <= 1.12 * published[1]
     return "hit" if near and all((end > 1.0) == (published[0] > 1.0) for end in predicted) else "miss"
 

@@ -17,7 +17,7 @@ from simulator.timing import VLLM_2025, load_draft_overhead
 from validation.speculation.published import FOLDER, PublishedSpeedup, constants_of
 
 CHIPS = {"": "a100-sxm-80gb", "H800": "h100-sxm"}
-"""Hardware that a published name does not tell: without any an A100 is assumed, and an H800 computes as an H100."""
+"""Hardware that a published name leaves open. Without any an A100 is assumed, and an H800 computes as an H100."""
 MODELS = {
     "LLaMA2-Chat-7B": "llama-2-7b",
     "LLaMA2-Chat-13B": "llama-2-13b",
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     acceptance_length: float
     """Acceptance length of the row, else of the same drafter on the same target in the catalogue."""
     constants: tuple[str, ...]
-    """What the prediction takes that may have been fitted, by file and name."""
+    """Constants of the prediction that may have been fitted, by file and name."""
 
 
 class Unpredicted(NamedTuple):
@@ -214,7 +214,7 @@ def _open_loop_case(
 
 
 def grows_trees(row: PublishedSpeedup) -> bool:
-    """Whether predicting the row grows draft trees from sampled confidences, thousands of times."""
+    """True if predicting the row grows draft trees from sampled confidences, thousands of times."""
     case = case_of(row)
     return isinstance(case, Case) and "top_k" in case.speculative["speculation"].get("tree", {})
 

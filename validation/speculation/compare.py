@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
     verify_step_s: float
     basis: str
     constants: tuple[str, ...]
-    """What the prediction takes that may have been fitted, by file and name."""
+    """Constants of the prediction that may have been fitted, by file and name."""
 
     @property
     def error(self) -> float:
@@ -88,7 +88,7 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
 
 
 def _prompts_count(row: PublishedSpeedup, sequences: int) -> bool:
-    """Whether a row's speedup holds its prompts: where both lengths are given, or none of several streams; a prompt
+    """True if a row's speedup holds its prompts: where both lengths are given, or none of several streams. A prompt
     alone is the context of a measured decode step."""
     return bool(row.output_tokens and row.input_tokens) or (sequences > 1 and not row.input_tokens)
 

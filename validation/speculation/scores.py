@@ -1,4 +1,4 @@
-"""How published speedups and acceptance curves came out, by table."""
+"""Errors of predicted speedups and acceptance curves, by table."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def group_score(name: str, comparisons: Sequence[Comparison]) -> GroupScore:
 
 
 def curve_scores() -> list[CurveScore]:
-    """Every catalogue curve published to K = 5 or deeper: fitted on K = 1 to 3, read off at its deepest."""
+    """Every catalogue curve published to K = 5 or deeper. Fitted on K = 1 to 3, read off at its deepest."""
     scores = []
     for name in curve_names():
         lengths = load_curve(name).lengths or {}

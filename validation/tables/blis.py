@@ -15,8 +15,8 @@ SIGNATURE = frozenset({"exp_id", "experiment", "stage_index", "e2e_mean_ms", "it
 CONCURRENCY_1_SIGNATURE = frozenset({"nominal_prompt_tokens", "shared_prefix_tokens", "nominal_output_tokens"})
 KUBECON_SIGNATURE = frozenset({"config", "stage", "requested_rate_rps", "mean_tpot_derived_ms"})
 PROMPTS, GROUPS = 100, 10
-"""inference-perf's default pool: 10 system prompts with 10 questions each, sent in turn (its shared_prefix generator;
-the prompt lengths that it reports have the same mean over any multiple of 100 requests)."""
+"""inference-perf's default pool: 10 system prompts with 10 questions each, sent in turn. Its shared_prefix generator;
+the prompt lengths that it reports have the same mean over any multiple of 100 requests."""
 MAX_NUM_SEQS = 128
 """``max_num_seqs`` of every run whose command line is published."""
 CLIENT_PLACES = 440

@@ -91,8 +91,8 @@ def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:
 
 
 def settings_of(flags: Mapping[str, str], groups: int | None) -> dict[str, object]:
-    """Scenario values of the intervals at which a server streams and looks for requests, of experts' kernels and of
-    prompts that wait for more of them, which TensorRT-LLM's do not in attention groups."""
+    """Scenario values of a server's streaming and look intervals, experts' kernels and waiting prompts. TensorRT-LLM's
+    prompts do not wait in attention groups."""
     settings: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
     if flags.get("moe-backend") == "mxfp8":
         settings["engine.moe_backend"] = "mxfp8"

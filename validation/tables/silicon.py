@@ -24,9 +24,9 @@ Source: ai-dynamo/aiconfigurator, ``generator/backends/trtllm.py`` of 2025 and `
     (Apache-2.0): ``max_num_tokens = bs + isl + 1500``, without chunked prefill under TensorRT-LLM; requests by
     genai-perf with a standard deviation of 0 (``eval/benchmarks/genai_perf_runner.py``)."""
 _EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
-"""Engine, version and model of the file in whose rows one request waits although the engine was set up for as many
-sequences as the client sends: mean TTFT exceeds a prefill by latency / concurrency at every TP and length, which by
-Little's law is one request. Rows of other models of the same engine show nothing of the kind."""
+"""Engine, version and model of the file in whose rows one request waits despite enough places. Mean TTFT exceeds a
+prefill by latency / concurrency at every TP and length, which by Little's law is one request. Rows of other models of
+the same engine show nothing of the kind."""
 _INFERENCEX = re.compile(r"^db-dump/|; model=.*; wip=")
 """Origins that are exports of InferenceX: 23 of their rows stand in its published results too, with equal means."""
 _INFERENCEX_SHARE = 0.8
@@ -36,7 +36,7 @@ _WAVES = 10
 _DRAFTED = 0.8
 """Maximum ratio of a run's TPOT to the slowest of its configuration at which it is assumed to use speculation."""
 _DRAFTED_RELEASE = "1.2.0rc6.post3"
-"""Release of TensorRT-LLM in the exports whose runs of DeepSeek all speculate: 36 of 57 are that much faster than those
+"""Release of TensorRT-LLM in the exports whose runs of DeepSeek all speculate. 36 of 57 are that much faster than those
 of the release before, as no run of another model is between releases."""
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 _KEYS = {"mean_ttft_ms": "silicon_ttft_ms", "mean_tpot_ms": "silicon_tpot_ms"}

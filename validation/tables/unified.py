@@ -38,10 +38,10 @@ OFFLINE_TOOLS = ("trtllm-bench throughput", "profile_throughput.py", "profile_ge
 STATIC_TOOLS = ("static batch gptSessionBenchmark/gptManagerBenchmark", "static batch first-token benchmark")
 """Benchmarks that run one batch until all of its requests are done."""
 SOON = 0.1
-"""Share of a run's duration: a rate that sends all requests faster counts as a closed loop, if concurrency is set."""
+"""Share of a run's duration: a faster rate counts as a closed loop, if concurrency is set."""
 _SHARE = re.compile(r"uniform\[\s*(0?\.\d+)\s*\*")
 _FROM_ONE = "uniform[1.."
-"""How SGLang's client draws lengths by default: evenly from one token up to the length named."""
+"""Lengths drawn by SGLang's client by default: evenly from one token up to the length named."""
 CLIENT_SEED = 1
 """Seed of that client by default (``bench_serving.py`` of SGLang); prompts are drawn first, then answers."""
 OF_DATA_SET = "lengths are those of a data set"
@@ -59,7 +59,7 @@ _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\
 
 
 _SERVED: Mapping[str, Any] = packaged("validation.tables", "served.yaml")
-"""What is assumed where a table leaves something open."""
+"""Assumptions where a table leaves something open."""
 
 
 def unified_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
@@ -244,7 +244,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
 
 
 def _settings(cells: Cells, flags: dict[str, str], groups: int | None) -> dict[str, object]:
-    """Engine settings implied by the tool and the start command: the host must read the size of DeepEP's normal
+    """Engine settings implied by the tool and the start command. The host must read the size of DeepEP's normal
     dispatch, so that SGLang captures no graphs with it."""
     tool = cells.text("tool")
     if _tt_served(cells):
@@ -301,7 +301,7 @@ def _depth(cells: Cells) -> int | None:
 
 
 TT_STEPS, TT_SINGLE_STEPS = 10, "2025-08"
-"""Decode steps between two looks at the queue that Tenstorrent's server runs, and when it stopped doing so: the
+"""Decode steps between two looks at the queue of Tenstorrent's server, and when it stopped doing so. The
 ``--num_scheduler_steps`` of examples/server_example_tt.py in tenstorrent/vllm, a flag of engine V0."""
 
 
@@ -330,7 +330,7 @@ def _weights(cells: Cells) -> str | None:
 
 
 def _one_token_chunks(cells: Cells) -> bool:
-    """Whether the measured inter-token latency is per token: clients time chunks, which may contain several tokens."""
+    """True if the measured inter-token latency is per token: clients time chunks, which may contain several tokens."""
     ratio = cells.number("itl_over_tpot")
     return cells.text("spec_method") is None and ratio is not None and 0.8 < ratio < 1.2
 
@@ -353,7 +353,7 @@ def _arrivals(cells: Cells) -> tuple[str | None, float | None]:
 
 
 def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
-    """Lengths of prompts (``input``) or outputs; of those drawn evenly from one token up, the longest that the total
+    """Lengths of prompts (``input``) or outputs. Of lengths drawn evenly from one token up, the longest that the total
     tells where none is named; of a data set the mean."""
     value, total, count = cells.count(f"{kind}_len"), cells.count(f"total_{kind}_tokens"), cells.count("num_requests")
     if total and count and _of_data_set(cells):
@@ -393,13 +393,13 @@ def _adding_up(drawn: IntArray, total: int) -> IntArray:
 
 
 def _of_data_set(cells: Cells) -> bool:
-    """Whether lengths are those of a data set's single questions, and their totals are known."""
+    """True if lengths are those of a data set's single questions, and their totals are known."""
     totals = [cells.count(f"total_{kind}_tokens") for kind in ("input", "output")]
     return cells.text("length_mode") == "dataset" and bool(cells.count("num_requests")) and all(totals)
 
 
 def _held_up(cells: Cells) -> bool:
-    """Whether kernels were compiled during the timed run: nothing else delays a request that runs alone."""
+    """True if kernels were compiled during the timed run: nothing else delays a request that runs alone."""
     mean, median = cells.positive("mean_ttft_ms"), cells.positive("median_ttft_ms")
     return cells.count("max_concurrency") == 1 and bool(mean and median and mean > HELD_UP * median)
 
@@ -437,8 +437,8 @@ def _is_disaggregated(cells: Cells) -> bool:
 
 
 def _pools(cells: Cells) -> dict[str, Any] | None:
-    """Prefill and decode workers as pools, where the two are disaggregated and the notes tell workers that take up the
-    chips named; else None."""
+    """Prefill and decode workers as pools, where the two are disaggregated; else None. The notes tell workers that take
+    up the chips named."""
     if not _is_disaggregated(cells):
         return None
     pools: dict[str, Any] = {}
