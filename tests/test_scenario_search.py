@@ -244,7 +244,7 @@ def lost_wakeup(monkeypatch):
 
     def keep(endpoint, request):
         endpoint.outstanding += 1
-        endpoint._due.add(request, endpoint._env.now)
+        endpoint.add(request, endpoint._env.now)
 
     monkeypatch.setattr("simulator.serving.request_source.ReplicaEndpoint.put", keep)
 

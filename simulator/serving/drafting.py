@@ -1,4 +1,4 @@
-"""What all replicas of a cluster share of a draft policy, and the policy that a scenario names."""
+"""Draft policy of a cluster: its settings, and the policy that a scenario names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DraftingRule:
     most: int
     """Draft tokens of a full proposal that can be accepted: the policy's largest choice."""
     follows: bool = False
-    """Whether the drafter keeps its cache up to date in steps that draft nothing, instead of catching up later."""
+    """True if the drafter keeps its cache up to date in steps that draft nothing, instead of catching up later."""
     recovery_tokens: int = 0
     """Tokens after which one that the drafter never saw weighs 1/e; 0: it catches up on what it skipped."""
 
@@ -90,7 +90,7 @@ def policy_factory(
 
 
 def _given(config: PolicyConfig, *names: str) -> dict[str, Any]:
-    """Those parameters that the scenario gives; the others take the policy's default."""
+    """Parameters that the scenario gives; the others take the policy's default."""
     return {name: getattr(config, name) for name in names if getattr(config, name) is not None}
 
 

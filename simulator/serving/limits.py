@@ -35,7 +35,7 @@ class EngineLimits:
     groups: int = 1
     """Attention groups that step together; the limits on sequences, tokens and blocks apply to each."""
     round_robin: bool = False
-    """Whether requests go to the groups round robin, rather than to the group with the fewest requests."""
+    """True if requests go to the groups round robin, rather than to the group with the fewest requests."""
     dp_wait_limit_steps: int = 0
     """Most steps that the prompts of a group wait until every group has prompts."""
     batch_wait_steps: int = 0
@@ -47,7 +47,7 @@ class EngineLimits:
     scheduler_steps: int = 1
     """Decode steps of a batch that run before requests are admitted again."""
     schedules_ahead: bool = False
-    """Whether a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
+    """True if a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
     recv_interval: int = 1
     """Decode steps from one look at the queue of new requests to the next; a step with prompts ends the interval."""
 
@@ -74,7 +74,7 @@ class EngineLimits:
 
     @property
     def instant_api_server(self) -> bool:
-        """Whether the scheduler sees a request the moment it is sent."""
+        """True if the scheduler sees a request the moment it is sent."""
         return not (self.api_server_s or self.api_server_work_s or self.tokenisation_per_token_s)
 
     def blocks(self, tokens: int) -> int:

@@ -50,28 +50,29 @@ class DueRequests:
         log: where the prompts' lengths stand.
     """
 
+    known: Known | None = None
+
     def __init__(self, limits: EngineLimits, log: RunLog) -> None:
-        self._limits = limits
+        self.limits = limits
         self._input_tokens = log.input_tokens
         self._latency_s: float = on_grid(limits.api_server_s)
         self._free_s = 0.0
         """Time in seconds at which the API server becomes idle."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
-        self.next_s = array("d", [inf])
-        """One element: time in seconds at which the engine sees the next request; inf for none."""
+        self.coming_s = array("d", [inf])
 
     def add(self, request: int, now: float) -> float:
         """Send a request at ``now``; returns the time at which the engine sees it."""
         seen_s = self.pass_by(request, now)
         self._times_s.append(seen_s)
         self._requests.append(request)
-        self.next_s[0] = self._times_s[0]
+        self.coming_s[0] = self._times_s[0]
         return seen_s
 
     def pass_by(self, request: int, now: float) -> float:
         """Process a request that arrives at ``now`` without queueing it; returns when the engine sees it."""
-        work_s: float = on_grid(self._limits.api_server_work(self._input_tokens[request]))
+        work_s: float = on_grid(self.limits.api_server_work(self._input_tokens[request]))
         self._free_s = max(self._free_s, now) + work_s
         return self._free_s + self._latency_s
 
@@ -81,8 +82,12 @@ class DueRequests:
         while self._times_s and self._times_s[0] <= now:
             self._times_s.popleft()
             taken.append(self._requests.popleft())
-        self.next_s[0] = self._times_s[0] if self._times_s else inf
+        self.coming_s[0] = self._times_s[0] if self._times_s else inf
         return taken
+
+    def next_s(self) -> float:
+        """Time at which the engine sees the next request sent; later ones are announced."""
+        return self.coming_s[0]
 
     def lose(self) -> Sequence[int]:
         """Return and remove all requests; the API server becomes idle."""
@@ -133,41 +138,30 @@ class OpenLoopSource:
         """Arrivals do not depend on completions."""
 
 
-class ClosedLoopSource:
+class ClosedLoopSource(DueRequests):
     """A closed loop: ``max_concurrency`` requests outstanding, the next sent when one ends."""
 
-    known: Known | None = None
-
     def __init__(self, requests: Sequence[int], max_concurrency: int, log: RunLog, limits: EngineLimits) -> None:
-        self._requests = requests
+        super().__init__(limits, log)
+        self._all = requests
         self._arrival_s = log.arrival_s
         self._sent = 0
-        self._due = DueRequests(limits, log)
-        self.coming_s = self._due.next_s
         for _ in range(min(max_concurrency, len(requests))):
             self._send(0.0)
 
-    def take(self, now: float) -> Sequence[int]:
-        """Requests sent and seen by ``now``."""
-        return self._due.take(now)
-
-    def next_s(self) -> float:
-        """Time at which the engine sees the next request sent; further ones are sent only when a request ends."""
-        return self.coming_s[0]
-
     def finished(self, request: int, now: float) -> None:
         """Send the next request."""
-        if self._sent < len(self._requests):
+        if self._sent < len(self._all):
             self._send(now)
 
     def _send(self, now: float) -> None:
-        request = self._requests[self._sent]
+        request = self._all[self._sent]
         self._arrival_s[request] = now
-        self._due.add(request, now)
+        self.add(request, now)
         self._sent += 1
 
 
-class ReplicaEndpoint:
+class ReplicaEndpoint(DueRequests):
     """Requests that a router sends to one replica during a run, and the router's view of that replica.
 
     Args:
@@ -180,8 +174,6 @@ class ReplicaEndpoint:
         refusal: returns why the replica can never serve a request of (prompt, output) tokens; default: by ``limits``.
     """
 
-    known: Known | None = None
-
     def __init__(
         self,
         env: Timeline,
@@ -192,9 +184,9 @@ class ReplicaEndpoint:
         on_ended: Callable[[int], None],
         refusal: Callable[[int, int], str | None] | None = None,
     ) -> None:
+        super().__init__(limits, log)
         self.index = index
         self._refusal = limits.refusal if refusal is None else refusal
-        self.limits = limits
         self.block_size = limits.block_size
         self.capacity_tokens = limits.groups * limits.num_blocks * limits.block_size
         """Tokens that the replica's KV cache holds."""
@@ -205,45 +197,31 @@ class ReplicaEndpoint:
         self.wake: Callable[[float], None] = lambda at_s: None
         """Wakes an idle replica at the given time, in seconds."""
         self.down = False
-        """Whether the replica has failed and not recovered yet."""
+        """True if the replica has failed and not recovered yet."""
         self.closed = False
-        """Whether an autoscaler withholds new requests from the replica."""
+        """True if an autoscaler withholds new requests from the replica."""
         self._env = env
         self._log = log
         self._on_left = on_left
         self._on_ended = on_ended
-        self._due = DueRequests(limits, log)
-        self.coming_s = self._due.next_s
 
     @property
     def takes(self) -> bool:
-        """Whether the replica accepts new requests."""
+        """True if the replica accepts new requests."""
         return not (self.down or self.closed)
 
     def can_hold(self, request: int) -> bool:
-        """Whether the replica can ever serve its part of a request."""
+        """True if the replica can ever serve its part of a request."""
         return self._refusal(self._log.input_tokens[request], self._log.output_tokens[request]) is None
 
     def put(self, request: int) -> None:
         """Submit a request now."""
         self.outstanding += 1
-        self.wake(self._due.add(request, self._env.now))
-
-    def take(self, now: float) -> Sequence[int]:
-        """Return and remove the requests that the engine has seen by ``now``."""
-        return self._due.take(now)
-
-    def next_s(self) -> float:
-        """Time at which the engine sees the next request sent; later ones wake the replica."""
-        return self.coming_s[0]
+        self.wake(self.add(request, self._env.now))
 
     def announce(self, request: int) -> float:
         """Pass a request with KV from another replica through the API server; returns when the engine sees it."""
-        return self._due.pass_by(request, self._env.now)
-
-    def lose(self) -> Sequence[int]:
-        """Drop and return the requests that the engine has not taken, as the replica fails."""
-        return self._due.lose()
+        return self.pass_by(request, self._env.now)
 
     def left(self, request: int) -> None:
         """Report that a request no longer occupies the replica."""

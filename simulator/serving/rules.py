@@ -22,23 +22,23 @@ class SchedulerFacts:
     """Makes a ``Scheduler`` from limits, prefix cache and swap space: a class of your own that builds on one of
     ``simulator.serving.engine``, or the name of a class there."""
     mixes: bool = True
-    """Whether a step may compute prompts beside the sequences that decode; if not, prompts go first."""
+    """True if a step may compute prompts beside the sequences that decode; if not, prompts go first."""
     cuts_prompts: bool = True
-    """Whether the scheduler can split a prompt at the end of a step's token budget."""
+    """True if the scheduler can split a prompt at the end of a step's token budget."""
     budgets_decodes: bool = True
-    """Whether decoding sequences count against the token budget; if not, all of them decode."""
+    """True if decoding sequences count against the token budget; if not, all of them decode."""
     continuous: bool = True
-    """Whether requests join and leave the batch at any step."""
+    """True if requests join and leave the batch at any step."""
     swaps: bool = False
-    """Whether the scheduler can swap preempted sequences to host memory."""
+    """True if the scheduler can swap preempted sequences to host memory."""
     pipelines: bool = False
-    """Whether the scheduler can keep several batches in flight in a pipeline."""
+    """True if the scheduler can keep several batches in flight in a pipeline."""
     multi_step: bool = False
-    """Whether several decode steps may run between two looks at the queue (``num_scheduler_steps``)."""
+    """True if several decode steps may run between two looks at the queue (``num_scheduler_steps``)."""
     by_priority: bool = False
-    """Whether the scheduler takes request priorities into account."""
+    """True if the scheduler takes request priorities into account."""
     first_come: bool = False
-    """Whether requests of one replica join the batch in the order in which they came; every run is checked for it."""
+    """True if requests of one replica join the batch in the order in which they came; every run is checked for it."""
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Command-line flags that select the scheduler, by engine; engines without such a scheduler are omitted."""
 

@@ -131,7 +131,7 @@ class VerifyBudget:
     worth: FloatArray
     """Worth of each position as the drafter sees it, by class of draft: shape (classes, K)."""
     confidence: str
-    """What it knows of a draft: a key of ``SEEN_CLASSES``."""
+    """Knowledge of a draft: a key of ``SEEN_CLASSES``."""
     seconds: Callable[[int], FloatArray]
     """Seconds of the target by tokens, for a number of sequences: from 0 to all drafts, or to the largest step."""
     sizes: IntArray
@@ -141,7 +141,7 @@ class VerifyBudget:
     around_s: FloatArray
     """Seconds of the drafter and the host by number of sequences."""
     with_prompts: bool = False
-    """Whether ``seconds`` counts the prompt tokens of a step too, as vLLM looks them up (``get_num_tokens``)."""
+    """True if ``seconds`` counts the prompt tokens of a step too, as vLLM looks them up (``get_num_tokens``)."""
 
 
 def seen_worth(rates: FloatArray, confidence: str, calibration_error: float = 0.0) -> FloatArray:

@@ -167,7 +167,7 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _pieces(parts: list[tuple[str, bool]]) -> Iterator[bool]:
-    """Whether each piece of a text is forced."""
+    """True if each piece of a text is forced."""
     text = "".join(words for words, _ in parts)
     forced = [flag for words, flag in parts for _ in words]
     for piece in PIECE.finditer(text):

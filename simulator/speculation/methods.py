@@ -38,22 +38,22 @@ class MethodFacts:
     fields: tuple[str, ...] = ()
     """Fields of ``draft`` that the method uses."""
     trees: bool = False
-    """Whether it can draft a tree instead of a chain."""
+    """True if it can draft a tree instead of a chain."""
     draft_slots: bool = True
-    """Whether it keeps KV of its own drafts, so that the engine reserves slots for the next step's.
+    """True if it keeps KV of its own drafts, so that the engine reserves slots for the next step's.
 
     Source: vLLM V1 sets ``num_lookahead_tokens`` for EAGLE heads, MTP and draft models only (``vllm/v1/core/sched``).
     """
     checkpoint: bool = True
-    """Whether an engine needs the path of its weights."""
+    """True if an engine needs the path of its weights."""
     looks_up: bool = False
-    """Whether it drafts by looking up repeated text in the context, and drafts nothing without a match."""
+    """True if it drafts by looking up repeated text in the context, and drafts nothing without a match."""
     trained_window: int = 0
     """Longest context that its public drafters are trained on, in tokens; 0 where no source states one."""
     times_of: str = ""
     """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, EngineName] = field(default_factory=dict)
-    """What engines call it, by engine."""
+    """Name of the method in each engine."""
 
 
 def _read_methods() -> dict[str, MethodFacts]:

@@ -1,4 +1,4 @@
-"""What a policy is that chooses the draft tokens of the next step, and the policy that goes by the batch size alone."""
+"""Interface of policies that choose the draft tokens of the next step, and the policy by batch size alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DraftPolicy(Protocol):
 
     @property
     def by_batch_alone(self) -> bool:
-        """Whether the choice depends only on ``Batch.seqs``; then it is made once for each number, and nothing is
+        """True if the choice depends only on ``Batch.seqs``; then it is made once for each number, and nothing is
         observed."""
 
     def choose(self, batch: Batch) -> int:

@@ -77,9 +77,9 @@ class Deployment:
     attention_data_parallel: int = 1
     expert_routing: str = "uniform"
     first_stage: bool = True
-    """Whether it holds the embedding."""
+    """True if it holds the embedding."""
     last_stage: bool = True
-    """Whether it holds the final norm and the LM head."""
+    """True if it holds the final norm and the LM head."""
     other_devices: tuple[OtherDevice, ...] = ()
     """Layers that other chips of the machine run, in the order of the layers."""
     experts_at: OtherDevice | None = None
@@ -96,7 +96,7 @@ class Deployment:
             )
 
     def runs_kernels_of(self, other: Deployment) -> bool:
-        """Whether its steps run the same kernels as those of ``other``: the two may differ only in host costs."""
+        """True if its steps run the same kernels as those of ``other``: the two may differ only in host costs."""
         equal = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
         return all(equal) and self.framework.runs_kernels_of(other.framework)
 
@@ -117,7 +117,7 @@ class Deployment:
 
     @property
     def norms_in_reductions(self) -> bool:
-        """Whether norms are part of the all-reduces before them: these need one where no attention group is alone."""
+        """True if norms are part of the all-reduces before them: these need one where no attention group is alone."""
         reduced = self.tensor_parallel > 1 and self.attention_data_parallel == 1
         return self.framework.norms_in_reductions and self._on_gpu and reduced
 
@@ -128,7 +128,7 @@ class Deployment:
         return min(captured, self.framework.shared_overlap_tokens)
 
     def writes_cache(self, attention: Attention) -> bool:
-        """Whether the measured kernel of a layer's decode attention writes the new keys and values too."""
+        """True if the measured kernel of a layer's decode attention writes the new keys and values too."""
         kernel = self.attention_shape(attention).kernel
         return cast(DecodeParameters, self.kernels.parameters("attention_decode", kernel)).writes_cache
 
@@ -541,7 +541,7 @@ def _marked(group: LayerGroup) -> LayerGroup:
 
 
 def runs_on_other_device(layer: Layer) -> bool:
-    """Whether another chip runs the experts of a layer."""
+    """True if another chip runs the experts of a layer."""
     return isinstance(layer.feed_forward, MoeMlp) and layer.feed_forward.on_other_device
 
 

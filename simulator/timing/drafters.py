@@ -74,7 +74,7 @@ class Part(NamedTuple):
     kind: Literal["device", "host", "link"] = "device"
     """Where the seconds are spent if ``source`` is None."""
     on_other_device: bool = False
-    """Whether it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
+    """True if it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
 
     def seconds(self) -> Num:
         """Seconds of one step."""
@@ -323,7 +323,7 @@ class SequentialDrafter:
     fused_hidden_states: int = 0
     """Hidden states of the target, of layers all over it, that ``fusion`` projects."""
     reads_target_cache: bool = False
-    """Whether the target drafts with part of its own KV: no prefill and no catching up, just ``depth`` passes
+    """True if the target drafts with part of its own KV: no prefill and no catching up, just ``depth`` passes
     over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)

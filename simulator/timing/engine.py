@@ -30,8 +30,7 @@ SENT_TENSORS = 2
 
 
 def tracked_longest(timer: EngineTimer) -> int:
-    """How many of the longest decoding sequences a step's time depends on (``StepWork.longest_kv`` and ``tail_kv``);
-    none where a timing model says nothing about it."""
+    """Number of the longest decoding sequences on which a step's time depends; 0 unless the timing model has one."""
     return int(getattr(timer, "tracked_longest", 0))
 
 
@@ -64,7 +63,7 @@ class ModelTimer:
     windows: tuple[int | None, ...] = field(init=False)
     """Attention windows of the target, then those that only the drafter has."""
     recordings: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """What the compiled engine has recorded of it (``simulator.serving.recording.recorded``)."""
+    """Recordings of the compiled engine (``simulator.serving.recording.recorded``)."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Index of each of the drafter's windows in ``windows``; None if both are equal."""
 
@@ -78,7 +77,7 @@ class ModelTimer:
     _row_s: float = field(init=False)
     """Host seconds per draft token that is verified as a sequence of its own."""
     _expands: bool = field(init=False)
-    """Whether every verified token is a sequence of its own (batch expansion)."""
+    """True if every verified token is a sequence of its own (batch expansion)."""
     _overlapped_s: float = field(init=False)
     _overlapped_per_sequence_s: float = field(init=False)
     """Host seconds per sequence that overlap the device: the step lasts at least as long."""

@@ -68,7 +68,7 @@ class Call(NamedTuple):
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Num = False
-    """Whether it runs beside longer kernels on another stream, so that it adds only the minimum time of its work."""
+    """True if it runs beside longer kernels on another stream, so that it adds only the minimum time of its work."""
 
 
 class Kernel(NamedTuple):
@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
     """Dtype of the stored operand; empty where there is none."""
     times: Num
     time: KernelTime
-    """Of one of them."""
+    """Time of one such kernel."""
     basis: Num = 0
     """Evidence level of the time: index into ``hwprofiles.BASES``."""
     sol_s: Num = 0.0
@@ -700,7 +700,7 @@ class MixingKind(NamedTuple):
     kernels: KernelLibrary
     """Kernel library of the chip that runs the layers."""
     one_pass: bool = False
-    """Whether one kernel takes the prompt chunks and the single queries of a batch."""
+    """True if one kernel takes the prompt chunks and the single queries of a batch."""
 
     @property
     def full_attention(self) -> AttentionShape | None:

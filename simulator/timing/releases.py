@@ -70,7 +70,7 @@ def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
 
 
 def _is_young(month: object, published: object) -> bool:
-    """Whether a build of a month knew a model for less than ``TUNING`` months."""
+    """True if a build of a month knew a model for less than ``TUNING`` months."""
     return published is not None and _month(str(month)) < _month(str(published)) + TUNING
 
 

@@ -285,7 +285,7 @@ class StepTimer:
     _most: int = field(init=False, compare=False)
     """Largest number of tokens that a step computes, the padding of its prompts included."""
     tracked_longest: int = field(init=False, compare=False)
-    """How many of the longest decoding sequences a step's time depends on."""
+    """Number of the longest decoding sequences on which a step's time depends."""
     _homes: tuple[Deployment, ...] = field(init=False, compare=False)
     """The model's layers by the chip that runs them."""
     _mixing: list[MixingPrices] = field(init=False, compare=False)
@@ -494,7 +494,7 @@ class StepTimer:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether groups compute prompts together."""
+        """True if groups compute prompts together."""
         return self._overlap is not None and self._overlap.prompt_groups > 1
 
     def _of_group(self, work: StepWork[Num], logit_rows: Num = None) -> GroupStep:

@@ -238,8 +238,9 @@ def slowest_group(work: StepWork[Num], groups: int) -> StepWork[Num]:
 
 
 def context_parallel_part(work: StepWork[Num], groups: int) -> StepWork[Num]:
-    """What one of ``groups`` does of a step whose prompts they compute together, an equal share of tokens and pairs
-    each, over all keys; decoding stays whole.
+    """Share of one of ``groups`` that compute prompts together: equal tokens and pairs, all keys.
+
+    Decoding stays whole.
 
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; that early and late tokens
     of the causal mask are dealt out evenly: Brandon et al., "Striped Attention", 2023, arXiv:2311.09431.

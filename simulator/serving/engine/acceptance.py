@@ -37,9 +37,9 @@ class Draws:
     cells: dict[Any, Any]
     usual: Thresholds
     by_class: cython.bint
-    """Whether the class of each request is given; else it is drawn."""
+    """True if the class of each request is given; else it is drawn."""
     per_draft: cython.bint
-    """Whether each draft has a class of its own."""
+    """True if each draft has a class of its own."""
     class_of: cython.longlong[::1]
     positions: cython.longlong
     key: cython.ulonglong

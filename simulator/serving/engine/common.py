@@ -1,4 +1,4 @@
-"""What all parts of the engine share: Cython's types, ends of ranges, and simulated time."""
+"""Base of all parts of the engine: Cython's types, ends of ranges, and simulated time."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Drafting:
     learner: LearningPolicy | None
     """The policy, if it is one of the engine's."""
     counts: cython.longlong[::1]
-    """Of a step, the sequences that accepted 0, 1, ... tokens."""
+    """Sequences of a step that accepted 0, 1, ... tokens."""
     windows: tuple[int | None, ...]
     unskipped: list[Any]
     """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
@@ -88,7 +88,7 @@ class Drafting:
 
     @cython.cfunc
     def rests(self, tokens: cython.longlong) -> cython.bint:
-        """Whether the drafter is idle at the end of a step that proposes so many tokens."""
+        """True if the drafter is idle at the end of a step that proposes so many tokens."""
         return not tokens and not self.follows
 
     @cython.exceptval(-1, check=True)

@@ -29,16 +29,16 @@ class Lockstep:
     _phase: Any
     _engines: list[Any]
     _rests: cython.longlong[::1]
-    """Whether each waits for something to do."""
+    """True if each waits for something to do."""
     _due: list[Any]
-    """Those that plan at the end of this instant."""
+    """Engines that plan at the end of this instant."""
     _called: cython.bint
     _armed_s: cython.double
     """When to look at what is planned."""
     _ends: cython.double[::1]
     _numbers: cython.longlong[::1]
     _tells: cython.longlong[::1]
-    """Of each engine's planned step: its end, how many were planned before it, whether others must hear of it."""
+    """Planned step of each engine: its end, how many were planned before it, whether others must hear of it."""
     _heap: cython.longlong[::1]
     _size: cython.longlong
     _count: cython.longlong
@@ -203,7 +203,7 @@ class Lockstep:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _first(self, one: cython.longlong, other: cython.longlong) -> cython.bint:
-        """Whether one step comes before another."""
+        """True if one step comes before another."""
         if self._ends[one] != self._ends[other]:
             return self._ends[one] < self._ends[other]
         return self._numbers[one] < self._numbers[other]
@@ -219,7 +219,7 @@ class Lockstep:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _alone(self) -> cython.bint:
-        """Whether no other step ends with the next."""
+        """True if no other step ends with the next."""
         next_s: cython.double = self._ends[self._heap[0]]
         return not (
             (self._size > 1 and self._ends[self._heap[1]] == next_s)

@@ -62,7 +62,7 @@ class Engine:
     index = cython.declare(cython.longlong, visibility="public")
     scheduler = cython.declare(Scheduler, visibility="public")
     work = cython.declare(Work, visibility="public")
-    """Of the step that is planned."""
+    """Work of the planned step."""
     now = cython.declare(cython.double, visibility="public")
     """Time of the next step."""
     seen = cython.declare(cython.double, visibility="public")
@@ -71,7 +71,7 @@ class Engine:
     """When the latest planned step begins."""
     end = cython.declare(cython.double, visibility="public")
     planned = cython.declare(cython.bint, visibility="public")
-    """Whether a step is planned, to be committed at ``end``."""
+    """True if a step is planned, to be committed at ``end``."""
     source: Any
     prices = cython.declare(Prices, visibility="public")
     _with_prompts: cython.double
@@ -84,7 +84,7 @@ class Engine:
     longest: cython.longlong
     """Number of longest decoding sequences whose contexts are kept for timing."""
     counting = cython.declare(cython.bint, visibility="public")
-    """Whether its scheduler may count sequences: a step gives one token to each, and nobody looks at single ones."""
+    """True if its scheduler may count sequences: a step gives one token to each, and nobody looks at single ones."""
     drafting: Drafting
     resumed: Any
     kv_transfers: Any
@@ -110,7 +110,7 @@ class Engine:
     _gaps: cython.longlong
     """Tokens handed out by the present step to requests that had their latest at its start."""
     _ended: cython.bint
-    """Whether a request ended in the present step."""
+    """True if a request ended in the present step."""
     _row: cython.longlong
     """The latest row, where the steps after it may share it; else -1."""
     _row_draft: DraftWork | None
@@ -120,7 +120,7 @@ class Engine:
     _repeated: Repeated
     """Prices of the latest steps, while they differ in their keys alone."""
     _plain: cython.bint
-    """Whether a step has nothing but its seconds: no copies, no batch that is looked at only now and then."""
+    """True if a step has nothing but its seconds: no copies, no batch that is looked at only now and then."""
     _round: cython.longlong
     _merged: cython.longlong
     """Steps in it, and the sums of what it holds the means of."""
@@ -517,7 +517,7 @@ class Engine:
 
     @cython.ccall
     def tells(self) -> cython.bint:
-        """Whether the planned step may have something that others must hear of: an answer or a prompt that is done, or
+        """True if the planned step may have something that others must hear of: an answer or a prompt that is done, or
         room for prompts that wait at another replica."""
         if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.
@@ -526,7 +526,7 @@ class Engine:
 
     @cython.cfunc
     def _ends(self, plan: StepPlan) -> cython.bint:
-        """Whether a plan may have the last token of a request."""
+        """True if a plan may have the last token of a request."""
         sequence: Sequence
         ends: cython.bint = plan.least <= (1 if self.draws is None else self.draws.positions + 1)
         for sequence, _ in plan.chunks:
@@ -535,7 +535,7 @@ class Engine:
 
     @cython.cfunc
     def _choose(self, plan: StepPlan) -> DraftWork:
-        """What the drafter does at the end of the planned step; what it skipped before is made up for."""
+        """Work of the drafter at the end of the planned step, skipped tokens included."""
         drafting: Drafting = self.drafting
         batch = self._drafting = self.scheduler.in_step(plan)
         if not batch:

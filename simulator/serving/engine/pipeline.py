@@ -134,5 +134,5 @@ class PipelinedEngine(Engine):
 
     @cython.ccall
     def tells(self) -> cython.bint:
-        """Whether the batch that comes out may have the last token of a request."""
+        """True if the batch that comes out may have the last token of a request."""
         return self._leaving is not None and self._ends(self._leaving.plan)

@@ -51,7 +51,7 @@ class LearningPolicy:
     context_tokens: cython.longlong
     prompt_tokens: cython.longlong
     waiting: cython.longlong
-    """Of the batch that is decided on, as in ``Batch``."""
+    """Fields of the batch that is decided on, as in ``Batch``."""
 
     def choose(self, batch: Batch) -> int:
         return self.choose_for(batch.seqs, batch.context_tokens, batch.prompt_tokens, batch.waiting)

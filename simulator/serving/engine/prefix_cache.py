@@ -94,7 +94,7 @@ class NoPrefixCache:
     idle_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks that are cached and that no request uses."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
-    """Of the tokens that the latest match spares, those that come from host memory."""
+    """Tokens from host memory among those that the latest match spares."""
 
     def __init__(self) -> None:
         self.shared_blocks = self.idle_blocks = self.host_tokens = 0
@@ -179,7 +179,7 @@ class PrefixCache(NoPrefixCache):
     _loaded: cython.longlong
     _walks: cython.longlong
     _matched: cython.longlong
-    """Of the latest walk: hash blocks found, their blocks, those of them on the chip, and those in use there."""
+    """Counts of the latest walk: hash blocks found, their blocks, those on the chip, and those in use there."""
     _blocks: cython.longlong
     _here: cython.longlong
     _in_use: cython.longlong

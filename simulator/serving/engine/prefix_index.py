@@ -75,7 +75,7 @@ class HolderIndex:
             self.drop(self._hash_blocks.hash_block[slot], replica)
 
     def leading(self, request: cython.longlong, replicas: list[int]) -> list[int]:
-        """How many of the first hash blocks of a request each of the replicas holds without a gap; none comes twice."""
+        """Leading hash blocks of a request that each replica holds without a gap; no replica comes twice."""
         position: cython.longlong
         slot: cython.longlong
         word: cython.longlong

@@ -55,7 +55,7 @@ class Repeated:
 
     values: cython.double[::1]
     steps: cython.longlong[::1]
-    """Of the program, those that depend on the keys: operation, place of the result, source, places of operands."""
+    """Steps of the program that depend on the keys: operation, place of the result, source, places of operands."""
     result: cython.longlong
     usable = cython.declare(cython.bint, visibility="public")
 
@@ -496,7 +496,7 @@ class RecordedPrices(Prices):
     step: Program
     drafted: Program
     stages: Program
-    """Of the stages of a pipeline, and of the host before them; there is none otherwise."""
+    """Programs of the stages of a pipeline, and of the host before them; absent otherwise."""
     host: Program
 
     def __init__(self, timer: Any) -> None:

@@ -81,7 +81,7 @@ class Arrivals:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def due(self, now: cython.double) -> cython.bint:
-        """Whether the next has arrived by ``now``."""
+        """True if the next has arrived by ``now``."""
         return self.times_s[self.taken[0]] <= now
 
     @cython.exceptval(-1, check=True)
@@ -127,14 +127,14 @@ class Gaps:
         self.used = 0
 
     def table(self) -> tuple[Any, Any]:
-        """All of them."""
+        """Return the gaps and their counts."""
         return np.asarray(self.seconds)[: self.used], np.asarray(self.counts)[: self.used]
 
 
 @cython.final
 @cython.cclass
 class Output:
-    """What the replicas of a simulation write: columns of the run log by request, rows of steps, and gaps.
+    """Output of the replicas of a simulation: columns of the run log by request, rows of steps, and gaps.
 
     Args:
         log: a ``RunLog``.

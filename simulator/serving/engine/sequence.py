@@ -7,7 +7,7 @@ from typing import Any
 from simulator.serving.engine.common import MANY, NAN, cython
 
 NONE: list[Any] = []
-"""Of what most plans have none."""
+"""Shared empty list for plans without such sequences."""
 
 
 @cython.final
@@ -42,7 +42,7 @@ class Sequence:
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
-    """Of these, tokens that came from host memory."""
+    """Tokens among these that came from host memory."""
     verify_steps = cython.declare(cython.longlong, visibility="public")
     """Verify steps so far; draws of the acceptance sampler already used."""
     verified = cython.declare(cython.longlong, visibility="public")
@@ -124,7 +124,7 @@ def _drop(sequences: list[Sequence], sequence: Sequence) -> None:
 @cython.final
 @cython.cclass
 class StepPlan:
-    """What one engine step does."""
+    """Plan of one engine step."""
 
     chunks = cython.declare(list, visibility="public")
     """(Sequence in prefill, its tokens in this step)."""
@@ -136,7 +136,7 @@ class StepPlan:
     padding = cython.declare(list, visibility="public")
     """Finished sequences that a static batch still computes."""
     counted: cython.longlong
-    """Of ``decodes``, those in the two counts below, beside the steady ones."""
+    """Number of ``decodes`` in the two counts below, beside the steady ones."""
     cached: cython.longlong
     """Tokens in their caches."""
     cut = cython.declare(cython.longlong, visibility="public")

@@ -48,7 +48,7 @@ class Steady:
     _filling: cython.longlong[::1]
     """How many read fewer keys than a window has, by window."""
     _full: list[dict[int, int]]
-    """How many of these read as many as it has for the first time, by window and step."""
+    """Number of these that read as many as it has for the first time, by window and step."""
 
     def __init__(self, reserved: cython.longlong, page_tokens: cython.longlong, page_blocks: cython.longlong) -> None:
         self.count = self.cached = self.left = self._steps = self._grown = 0
@@ -124,7 +124,7 @@ class Steady:
 
     @cython.cfunc
     def ends(self) -> cython.bint:
-        """Whether the next step has the last token of any of them."""
+        """True if the next step has the last token of any of them."""
         return self._steps + 1 in self._ending
 
     @cython.cfunc
@@ -149,7 +149,7 @@ class Steady:
 
     @cython.cfunc
     def leave(self) -> None:
-        """All of them are up to date and no longer counted."""
+        """Write the counted progress back into each sequence and stop counting."""
         sequence: Sequence
         for ending in self._ending.values():
             for sequence in ending:

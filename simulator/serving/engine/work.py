@@ -1,4 +1,4 @@
-"""What a step computes, in the numbers that its time depends on."""
+"""Work of a step, in the numbers on which its time depends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIMMED = cython.declare(cython.longlong, WORK_SCALARS.index("trimmed"))
 @cython.final
 @cython.cclass
 class Work:
-    """What one engine step computes: the fields of ``StepWork``, with an entry per attention window in each column.
+    """Work of one engine step: the fields of ``StepWork``, with an entry per attention window in each column.
 
     Args:
         windows: attention windows of the timing model; None = full attention.
@@ -51,7 +51,7 @@ class Work:
     trimmed: cython.longlong
     """Tokens that are not verified of ``decode_seqs * query_len``."""
     slowest = cython.declare(object, visibility="public")
-    """What the slowest attention group computes: the most of any group, of everything; None where there is one."""
+    """Work of the slowest attention group: the most of any group in every number; None where there is one group."""
     scratch: Any
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:

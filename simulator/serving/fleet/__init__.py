@@ -1,1 +1,1 @@
-"""What is between replicas: pools, routing, admission, the transfer of KV, failures, scaling."""
+"""Fleet of replicas: pools, routing, admission, the transfer of KV, failures, scaling."""

@@ -32,7 +32,7 @@ PERIOD_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """What an autoscaler sees of the replicas that are on."""
+    """State of the replicas that are on, as an autoscaler sees it."""
 
     outstanding: int
     """Requests that are running or waiting anywhere, at the router too."""
@@ -123,7 +123,7 @@ class Saturation:
         return current - 1 if self._spares(load, 1) else current
 
     def _spares(self, load: FleetLoad, fewer: int) -> bool:
-        """Whether enough is spare, also where those that are not saturated were ``fewer``."""
+        """True if enough is spare, also where those that are not saturated were ``fewer``."""
         config = self._config
         seen = zip(load.kv_use, load.queues, strict=True)
         able = [(use, queue) for use, queue in seen if use < config.kv_threshold and queue < config.queue_threshold]
@@ -201,7 +201,7 @@ class Autoscaler:
         self.log.note(float(self._env.now), self._count("starting"), self._count("on"), self._count("draining"))
 
     def _load(self) -> FleetLoad:
-        """Of now."""
+        """Present state of the replicas."""
         on = [index for index, state in enumerate(self._state) if state == "on"]
         schedulers = [self._replicas[index].scheduler for index in on]
         batches = [len(scheduler.running) for scheduler in schedulers]

@@ -42,14 +42,14 @@ class Fleet:
     router: RouterConfig = field(default_factory=RouterConfig)
     decode_routing: str = "least-outstanding"
     links: Mapping[tuple[str, str], KvLink] = field(default_factory=dict)
-    """What carries KV from a prefill pool to a decode pool, by their names."""
+    """Links from each prefill pool to each decode pool, by their names."""
     faults: Faults | None = None
     autoscaler: AutoscalerConfig | None = None
     """Opens and closes the replicas of the only pool, of which ``initial`` are on at first."""
     initial: int = 1
 
     def mixed(self, *roles: Role) -> bool:
-        """Whether some replicas of these roles can hold what others cannot."""
+        """True if some replicas of these roles can hold what others cannot."""
         return len({pool.limits for pool in self.pools if pool.role in roles}) > 1
 
     @property
@@ -98,7 +98,7 @@ class Fleet:
         return log
 
     def _needs_router(self, stream: RequestStream) -> bool:
-        """Whether what one replica gets depends on what happens in time."""
+        """True if what one replica gets depends on what happens in time."""
         if len(self.pools) > 1 or self.faults is not None or self.autoscaler is not None:
             return True
         if self.router.max_outstanding is not None or stream.follows is not None:
@@ -159,7 +159,7 @@ class FleetRun:
         builders = [builder for pool in fleet.pools for builder in [ReplicaBuilder(pool, log)] * pool.replicas]
         self.sources = [self._make_replica(index, builder) for index, builder in enumerate(builders)]
         self.steps: list[Lockstep] = []
-        """Of the replicas that run compiled, and of those that run interpreted."""
+        """Lockstep of the replicas that run compiled, and of those that run interpreted."""
         for lockstep in dict.fromkeys(replica.lockstep for replica in self.replicas):
             members = [replica for replica in self.replicas if replica.lockstep is lockstep]
             steps = lockstep(env, PLAN, [replica.engine for replica in members])

@@ -23,17 +23,16 @@ WORTH_FORKING = 200_000
 """Requests from which further processes pay: pricing the steps stays with one, and so does a third of the time. With
 two cores 400,000 requests on eight replicas took 2.5 s instead of 3.7, 100,000 0.71 instead of 0.78."""
 OF_REQUESTS = (*COUNTED, "scheduled_s", "first_token_s", "finished_s")
-"""What a replica writes down of its requests."""
+"""Columns of the log that a replica writes for its requests."""
 SUMS = ("host_hit_tokens", "swapped_blocks", "exact_steps", "accepted_counts")
-"""What replicas count together."""
+"""Counters that replicas share."""
 
 Serve = Callable[[Sequence[int]], int]
 """Runs the replicas of these numbers; returns the blocks that requests still hold."""
 
 
 def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
-    """The numbers of the replicas that each process runs, in order: all in one where others would not pay, or where
-    something of them stays behind in objects."""
+    """Replicas per process; one process if forking does not pay or state is shared."""
     kept = log.steps.condense is None or pool.offload is not None or pool.hits is not None
     if requests < WORTH_FORKING or kept or pool.staged or pool.rule is not None:
         return [range(pool.replicas)]

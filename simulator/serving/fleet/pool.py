@@ -45,7 +45,7 @@ class Pool:
     name: str = "all"
     role: Role = "both"
     chips: int = 1
-    """Of one replica."""
+    """Chips of one replica."""
     offload: HostSpace | None = None
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
     step_factors: tuple[float, float] = (1.0, 1.0)

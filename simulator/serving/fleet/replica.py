@@ -16,13 +16,13 @@ class KvTransfers(Protocol):
     """Where a prefill replica's finished prompts go."""
 
     samples_first: bool
-    """Whether the prefill replica delivers the first token."""
+    """True if the prefill replica delivers the first token."""
 
     def prompt_done(self, source: Engine, sequence: Request) -> None:
         """Called when the KV cache of a prompt is complete in ``source``."""
 
     full: bool
-    """Whether some of them wait for room in a decode replica."""
+    """True if some of them wait for room in a decode replica."""
 
     def call(self) -> None:
         """Called when a decode replica may have free KV blocks again."""

@@ -22,10 +22,10 @@ MOST_RESTARTS = 1_000
 
 
 class Admission(Protocol):
-    """What the router lets in."""
+    """Admission rule of the router."""
 
     def takers(self, endpoints: Sequence[ReplicaEndpoint]) -> Sequence[ReplicaEndpoint]:
-        """Those of the replicas that may be given another request now."""
+        """Replicas that may be given another request now."""
 
     def refusal(self, queued: int, up: bool) -> str | None:
         """Why a new request that no replica can take is turned away; None: it waits at the router.
@@ -107,9 +107,9 @@ class Router:
         """The requests that wait for each, where there are any; how many each of those still waits for."""
         follow = self._waits_for
         self._alone = [one for one in requests if one not in follow] if follow else requests
-        """Those that arrive by themselves."""
+        """Requests that arrive by themselves."""
         self._called = False
-        """Whether the router acts in this instant."""
+        """True if the router acts in this instant."""
         self._queue: deque[int] = deque()
         """Requests that wait here; those that start again first."""
 

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """What carries KV out of one prefill replica."""
+    """Link that carries KV out of one prefill replica."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
-    """Of all links of the replica together."""
+    """Bandwidth of all links of the replica together."""
     bytes_per_token: float
     """KV of one token, all layers, all chips of a replica."""
     samples_first: bool
-    """Whether the prefill replica delivers the first token."""
+    """True if the prefill replica delivers the first token."""
     draft_kv: str = "send"
-    """What becomes of the drafter's KV, as ``KvTransferConfig.draft_kv``."""
+    """Handling of the drafter's KV, as ``KvTransferConfig.draft_kv``."""
 
     def seconds(self, tokens: int) -> float:
         """Seconds to move the KV of ``tokens`` tokens: ``latency + tokens * bytes_per_token / bandwidth``."""

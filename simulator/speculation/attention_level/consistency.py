@@ -165,9 +165,9 @@ class LayoutComparison(NamedTuple):
     speculative_s: Num
     """A layer with speculation on two groups of half the chips, mean over a pass."""
     speedup: Num
-    """Of a whole decode step, as the engine prices it."""
+    """Speed-up of a whole decode step, as the engine prices it."""
     overhead_reduction: Num
-    """What attention adds to a layer, without speculation over with it."""
+    """Ratio of the time that attention adds to a layer, without speculation over with it."""
 
 
 class SensitivityCase(NamedTuple):

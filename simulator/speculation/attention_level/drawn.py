@@ -18,7 +18,7 @@ STREAM = 0xA77E
 
 
 class OutcomeDraws:
-    """What passes verification in each layer of each step: equal marginal chances, correlated between neighbours.
+    """Verification outcomes in each layer of each step: equal marginal chances, correlated between neighbours.
 
     A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
     first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
@@ -42,7 +42,7 @@ class OutcomeDraws:
         self._state = self._mixing @ self._generator.standard_normal(self._shape)
 
     def next(self, rates: Sequence[float]) -> BoolArray:
-        """Whether each layer of the next step passes as a whole, layer i with chance ``rates[i]``."""
+        """True if each layer of the next step passes as a whole, layer i with chance ``rates[i]``."""
         from scipy.special import ndtri  # slow to import, and most runs do without
 
         return self._step()[:, 0] < ndtri(rates)

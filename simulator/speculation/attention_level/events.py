@@ -37,7 +37,7 @@ class SyncParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassTrace:
-    """What happened in one pass."""
+    """Events of one pass."""
 
     seconds: float
     bars: tuple[Bar, ...]
@@ -73,7 +73,7 @@ class _Groups:
     times: LayerTimes
     hits: list[Outcome]
     ahead: bool
-    """Whether a receiver goes on with the next layer's kernels before the verdict."""
+    """True if a receiver goes on with the next layer's kernels before the verdict."""
     sync_parts: SyncParts
     bars: list[Bar] = field(default_factory=list)
     senders: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Groups:
         return now
 
     def following(self, layer: int) -> list[tuple[str, float, float]]:
-        """What follows attention before the groups meet: name, seconds, seconds where skipped for those that passed."""
+        """Work after attention before the groups meet: name, seconds, seconds where skipped for those that passed."""
         outcome = self.hits[layer]
         times = outcome if isinstance(outcome, LayerTimes) else self.times
         after = [("post", times.post_s, times.skip_post_s)]

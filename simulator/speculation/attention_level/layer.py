@@ -78,7 +78,7 @@ class LayerTimes:
 
 
 Outcome = bool | LayerTimes
-"""Whether a layer passes with the whole batch; or its ``LayerTimes.rolled_back``, where some requests alone do."""
+"""True if a layer passes with the whole batch; or its ``LayerTimes.rolled_back``, where some requests alone do."""
 
 
 def hit_seconds(times: LayerTimes, reading: Reading) -> Seconds:

@@ -95,7 +95,7 @@ class SpeculativeAttention:
                 f"no full attention to speculate on"
             )
         self.layers = layers
-        """Those that speculate."""
+        """Layers that speculate."""
         self._set(config)
 
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
@@ -298,7 +298,7 @@ class DeviceGroups:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know before anything has run."""
+        """Notes for a reader of results before anything has run."""
         notes = [cost_note(self.config, chosen_costs(self.config, self.deployment.chip.kind))]
         if self.config.task is not None:
             notes.append(
@@ -358,7 +358,7 @@ def chosen_costs(config: AttentionSpeculationConfig, chip_kind: str) -> dict[str
 
 
 def lever_notes(config: AttentionSpeculationConfig) -> tuple[str, ...]:
-    """What lambda and S make of the hit rate and of the error let through; nothing where both are the defaults."""
+    """Note on the hit rate and error under other lambda or S; empty where both are the defaults."""
     rate, tolerance, window = config.one_rate, config.tolerance, config.window_tokens
     if (tolerance, window) == (TOLERANCE, WINDOW_TOKENS):
         return ()
@@ -376,7 +376,7 @@ def lever_notes(config: AttentionSpeculationConfig) -> tuple[str, ...]:
 
 
 def cost_note(config: AttentionSpeculationConfig, costs: Mapping[str, Parameter]) -> str:
-    """What a reader of results should know: the costs used and their ranges, in microseconds."""
+    """Note for a reader of results: the costs used and their ranges, in microseconds."""
     parts = [
         f"{parameter.what} {parameter.value * 1e6:g} us"
         + (f" ({parameter.low * 1e6:g} to {parameter.high * 1e6:g})" if parameter.low < parameter.high else "")

@@ -123,7 +123,7 @@ class GroupedScheduler(Scheduler):
 
     @cython.cfunc
     def _waits(self) -> cython.bint:
-        """Whether prompts wait until every group has one, so that no group idles while another computes its prompts;
+        """True if prompts wait until every group has one, so that no group idles while another computes its prompts;
         not where a group has nothing to decode meanwhile, and not for ever.
 
         Source: ``_balance_adp_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.0).

@@ -20,7 +20,7 @@ class PipelinedScheduler(UnifiedScheduler):
 
     @cython.ccall
     def _plan(self) -> StepPlan:
-        """What can run now beside the batches in flight; may be empty."""
+        """Plan of a batch beside those in flight; may be empty."""
         sequence: Sequence
         plan: StepPlan = UnifiedScheduler._plan(self)
         for sequence in self.in_step(plan):

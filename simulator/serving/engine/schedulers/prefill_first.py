@@ -64,12 +64,12 @@ class PrefillFirstScheduler(Scheduler):
         self._ended = []
 
     def settle(self) -> None:
-        """What has ended leaves the batch."""
+        """Remove ended sequences from the batch."""
         self._free_ended()
 
     @cython.cfunc
     def _works(self) -> cython.bint:
-        """Whether there is anything to plan: requests, or sequences that have ended and are still in the batch."""
+        """True if there is anything to plan: requests, or sequences that have ended and are still in the batch."""
         return bool(Scheduler._works(self) or self._ended)
 
     @cython.cfunc

@@ -30,7 +30,7 @@ class PriorityScheduler(UnifiedScheduler):
 
     @cython.ccall
     def _plan(self) -> StepPlan:
-        """As always; what is thrown out on the way is not computed."""
+        """Plan as vLLM V1; drop chunks of preempted sequences."""
         plan: StepPlan = UnifiedScheduler._plan(self)
         if self.preempted:
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in self.preempted]

@@ -49,9 +49,9 @@ class Scheduler:
     """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
     cache = cython.declare(NoPrefixCache, visibility="public")
     closed = cython.declare(cython.bint, visibility="public")
-    """Whether new requests wait, though there may be room for them."""
+    """True if new requests wait, though there may be room for them."""
     counting = cython.declare(cython.bint, visibility="public")
-    """Whether sequences at the head of the batch that decode in every step are counted in ``steady`` instead of
+    """True if sequences at the head of the batch that decode in every step are counted in ``steady`` instead of
     listed in plans."""
     steady: Steady
     _held_blocks = cython.declare(cython.longlong, visibility="public")
@@ -125,12 +125,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
+        """True if any request is waiting or running."""
         return bool(self._works())
 
     @cython.cfunc
     def _works(self) -> cython.bint:
-        """Whether there is anything to plan."""
+        """True if there is anything to plan."""
         return bool(self.waiting or self.running or self.ready or self.swapped)
 
     @cython.cfunc
@@ -237,7 +237,7 @@ class Scheduler:
 
     @cython.cfunc
     def _waits_for_more(self) -> cython.bint:
-        """Whether the prompts at the head of the queue wait, so that more of them are computed in one step.
+        """True if the prompts at the head of the queue wait, so that more of them are computed in one step.
 
         Source: ``_waiting_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.1).
         """
@@ -256,7 +256,7 @@ class Scheduler:
 
     @cython.ccall
     def _plan(self) -> StepPlan:
-        """What the batching rule puts in the next step. Empty only when there is nothing to do."""
+        """Plan of the next step by the batching rule; empty only when there is nothing to do."""
         raise NotImplementedError
 
     @cython.ccall
@@ -282,7 +282,7 @@ class Scheduler:
 
     @cython.cfunc
     def _end(self, sequence: Sequence) -> None:
-        """What a sequence has computed may be kept for later ones; its blocks are free."""
+        """Offer a sequence's computed blocks to the prefix cache and free them."""
         if self._caching:
             self.cache.finish(sequence.index, sequence.hash_blocks)
             sequence.hash_blocks = 0
@@ -506,7 +506,7 @@ class Scheduler:
 
     @cython.cfunc
     def _decodes_at_once(self, sequence: Sequence) -> cython.bint:
-        """Whether the last token of a sequence that has arrived with its KV is a row of a decode step.
+        """True if the last token of a sequence that has arrived with its KV is a row of a decode step.
 
         A verify step needs drafts, which follow from a first token, and blocks for them; else the token is a chunk.
 

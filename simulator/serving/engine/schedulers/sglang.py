@@ -43,7 +43,7 @@ class SglangScheduler(PrefillFirstScheduler):
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
-        """Its whole prompt and output, and a share of what the batch will still generate; nothing where it is alone.
+        """KV tokens to keep free under ``new_token_ratio``; 0 if the batch is empty.
 
         Source: ``add_one_req`` and ``rem_total_tokens`` of python/sglang/srt/managers/schedule_policy.py (v0.5).
         """

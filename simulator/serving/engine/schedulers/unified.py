@@ -71,5 +71,5 @@ class NoEvictScheduler(UnifiedScheduler):
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
-        """What the batch and the sequence will still take; nothing where it is alone."""
+        """Blocks that the batch and the sequence will still take; 0 if the batch is empty."""
         return self._blocks_to_come(sequence, blocks, 1.0) + len(self.running) if self.running else 0
