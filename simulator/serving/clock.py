@@ -19,8 +19,8 @@ thirty years.
 """
 
 COMMIT = 1
-"""Priority of events with a time known in advance (SimPy's ``NORMAL``): end of a step, arrival of a request or of
-transferred KV."""
+"""Priority of events with a time known in advance (SimPy's ``NORMAL``). They are the end of a step, and the arrival of
+a request or of transferred KV."""
 ROUTE = 2
 """Priority of the router within an instant."""
 PLAN = 3

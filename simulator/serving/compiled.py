@@ -1,4 +1,4 @@
-"""Which engine runs: the parts of ``engine`` compiled together, or the same source interpreted.
+"""Choice of the engine: the parts of ``engine`` compiled together, or the same source interpreted.
 
 Compiled as one module, its classes call each other without Python. ``setup.py`` runs this file by its path.
 """

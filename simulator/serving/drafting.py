@@ -23,8 +23,8 @@ SGLANG_DOWN_HYSTERESIS = -0.25
 """Default for batches below ``SGLANG_SMALL_BATCH``; larger ones use 0. This and the candidates are SGLang's
 ``DEFAULT_ADAPTIVE_CONFIG`` (``python/sglang/srt/speculative/adaptive_spec_params.py``, 2026)."""
 StepSeconds = Callable[..., float]
-"""Seconds of a step, drafting included, by (decoding sequences, draft tokens of each, mean context) and optionally
-the prompt tokens that it computes."""
+"""Seconds of a step, drafting included. Arguments: decoding sequences, draft tokens of each, mean context, and
+optionally prompt tokens."""
 SwitchSeconds = Callable[[int, int], float]
 """Seconds that a change of K takes, by (sequences, total tokens that the drafter has not seen)."""
 

@@ -16,11 +16,11 @@ class EngineConfig(Section):
     """The serving engine: its kernels and host costs, its scheduler and its limits."""
 
     framework: str = "vllm"
-    """Kernel library and host costs: vllm, sglang, trtllm, tt-metal, llama.cpp, mlx or generic; default: tt-metal on
+    """Kernel library and host costs: vllm, sglang, trtllm, tt-metal, llama.cpp, mlx or generic. Default: tt-metal on
     Tenstorrent chips, with its own limits and formats (``forerun catalogue``), else vllm."""
     release: str | None = None
-    """Release that runs, such as ``0.11.0``: widens the intervals where the fits do not know it, or where it came out
-    too soon after the model; default: one of those that the constants were fitted on."""
+    """Release that runs, such as ``0.11.0``; default: one that the constants were fitted on. It widens the intervals
+    where the fits do not know it, or where it came out too soon after the model."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``guaranteed-no-evict``: as ``vllm-v1``, and a
@@ -31,7 +31,7 @@ class EngineConfig(Section):
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""
     num_scheduler_steps: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``): sequences that end
+    """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``). Sequences that end
     before the last of them are computed on, and arrivals wait for it."""
     max_num_seqs: PositiveInt = 256
     """Most requests in a step; default under vLLM: 1024 on chips of 70 GiB and more but the A100, else 256."""
@@ -43,48 +43,48 @@ class EngineConfig(Section):
     block_size: Tabulated = 16
     """Tokens per KV block."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of each chip's memory that the engine may use; default: what SGLang's own rule leaves under SGLang, all
-    of it on Tenstorrent, else 0.9."""
+    """Share of each chip's memory that the engine may use. Default: what SGLang's own rule leaves under SGLang, all of
+    it on Tenstorrent, else 0.9."""
     num_kv_blocks: PositiveInt | None = None
     """A measured block count; overrides the estimate from memory."""
     kv_watermark: Share = 0.0
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
     enable_chunked_prefill: bool = True
-    """Whether a prompt may be computed in parts over several steps."""
+    """True if a prompt may be computed in parts over several steps."""
     enable_prefix_caching: bool = True
-    """Whether blocks of equal content are shared between requests and kept after them."""
+    """True if blocks of equal content are shared between requests and kept after them."""
     prefix_cache: Literal["blocks", "radix"] = "blocks"
     """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
     the block size (SGLang's RadixAttention at its default page size of 1)."""
     async_scheduling: bool | None = None
-    """Whether a step is scheduled while the one before it runs (an arrival then waits one step longer), or after it;
-    default: as the framework does by itself."""
+    """True if a step is scheduled while the one before it runs (an arrival then waits one step longer). Default: as the
+    framework does by itself."""
     scheduler_recv_interval: PositiveInt = 1
     """SGLang: decode steps after which the scheduler looks for new requests again (``--scheduler-recv-interval``). It
     also does after every step with prompts and whenever it has nothing to do."""
     batch_wait_timeout_iters: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """TensorRT-LLM: most steps that waiting prompts let others decode, so that more of them are computed together
-    (``batch_wait_timeout_iters``); where nothing decodes they do not wait."""
+    """Most steps that TensorRT-LLM's prompts let others decode (``batch_wait_timeout_iters``). More of them are then
+    computed together; where nothing decodes they do not wait."""
     batch_wait_max_tokens_ratio: Share = 0.0
     """TensorRT-LLM: they do not wait either once they and the decoding sequences fill this share of
     ``max_num_batched_tokens`` (``batch_wait_max_tokens_ratio``)."""
     stream_interval: PositiveInt = 1
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
-    TensorRT-LLM); the first token of an answer is sent alone. Divides the host's work per streamed token."""
+    TensorRT-LLM). The first token of an answer is sent alone. Divides the host's work per streamed token."""
     cuda_graphs: bool = True
-    """Whether steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
+    """True if steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
     cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)
     """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
     sequences); default: the framework's own."""
     flash_decoding: bool = True
-    """Whether decode attention may split a sequence's KV cache over several work items (FlashDecoding); off, there
-    are no more of them than sequences times KV heads."""
+    """True if decode attention may split a sequence's KV cache over several work items (FlashDecoding). Off, there are
+    no more of them than sequences times KV heads."""
     flash_attention: bool = True
     """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
     backend: Literal["rocm", "vulkan"] | None = None
     """llama.cpp: the back end that it was built for, where a card has two; default: between them."""
     kernel_correction: bool = CORRECTED
-    """Whether kernel times include the chip profile's learned correction, or follow the physical model alone. It is
+    """True if kernel times include the chip profile's learned correction, or follow the physical model alone. It is
     learned from kernels that a benchmark repeats; ``replay kernels`` and ``predict`` have the same default."""
     moe_backend: Literal["auto", "marlin", "triton", "mxfp8"] = "auto"
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
@@ -94,18 +94,18 @@ class EngineConfig(Section):
     falls back to Marlin there without the package triton_kernels, vllm-project/vllm pull request 27523; the benchmark
     results of two operators agree). The engine's log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
-    """``top-p``: every sequence's logits are sorted (top-p or top-k sampling), as many checkpoints' generation
-    settings ask for and servers do by default."""
+    """``top-p``: every sequence's logits are sorted (top-p or top-k sampling). Many checkpoints' generation settings
+    ask for it, and servers do it by default."""
     samples_on: Literal["host", "device"] | None = None
-    """Where tokens are sampled on chips whose logits go to the host by default; default: as the framework does."""
+    """Device that samples, on chips whose logits go to the host by default; default: as the framework does."""
     entry_point: Literal["server", "offline"] = "server"
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
     routing: RoutingName = "round-robin"
-    """How requests are spread over ``hardware.replicas``: round robin, by load, by the prefixes sent to each, or by
-    those in each KV cache."""
+    """Routing of requests over ``hardware.replicas``. Round robin, by load, by the prefixes sent to each, or by those
+    in each KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
-    """How the KV of a preempted sequence is restored: recomputed later, or swapped to host memory and back."""
+    """Restoration of a preempted sequence's KV: recomputed later, or swapped to host memory and back."""
     swap_space_bytes: PositiveBytes = 4 * 1024.0**3
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
     kv_offloading_bytes: PositiveBytes | None = None

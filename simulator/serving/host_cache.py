@@ -9,8 +9,8 @@ from simulator.serving.clock import on_grid
 
 @dataclass(frozen=True, slots=True)
 class HostSpace:
-    """Space for KV blocks in one replica's host memory, reached over each chip's host link: for sequences that
-    were preempted, or for blocks that the prefix cache evicts."""
+    """Space for KV blocks in one replica's host memory, reached over each chip's host link. It holds preempted
+    sequences, or blocks that the prefix cache evicts."""
 
     num_blocks: int
     """KV blocks of the replica that fit in host memory."""

@@ -49,7 +49,7 @@ class EngineLimits:
     schedules_ahead: bool = False
     """True if a step is scheduled while the one before it still runs: an arrival then waits one step longer."""
     recv_interval: int = 1
-    """Decode steps from one look at the queue of new requests to the next; a step with prompts ends the interval."""
+    """Decode steps from one look at the queue of new requests to the next. A step with prompts ends the interval."""
 
     @property
     def together(self) -> EngineLimits:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FULL_ROWS = 1 << 17
-"""Number of rows up to which every engine step has a row of its own; replicas have equal shares of it."""
+"""Number of rows up to which every engine step has its own; replicas have equal shares of it."""
 CONDENSED_AT = 1 << 17
 """Number of rows at which a log passes them to ``condense`` and drops them, if it has such a callback."""
 Condense = Callable[["StepLog"], None]

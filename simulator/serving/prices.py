@@ -21,8 +21,8 @@ DRAFTERS = (type(None), HeadsDrafter, HostDrafter, ParallelDrafter, RemoteDrafte
 
 
 def prices_of(timer: EngineTimer, engine: Any) -> Any:
-    """Object that prices steps: as recorded, or the timing model itself where the engine is interpreted or the timing
-    model or its drafter is a custom one, which may depend on more than the step.
+    """Object that prices steps: as recorded, or the timing model itself. The latter where the engine is interpreted, or
+    the timing model or its drafter is custom and may depend on more than the step.
 
     Args:
         timer: the timing model.

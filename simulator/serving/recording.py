@@ -14,7 +14,7 @@ from simulator.timing.step import DecodeTable
 from simulator.timing.work import DRAFT_SCALARS, work_numbers
 
 BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
-"""Operations of a step beyond those of formulas: the last four look up a number, by the kind of their source."""
+"""Operations of a step beyond those of formulas. The last four look up a number, by the kind of their source."""
 KINDS: tuple[tuple[Num, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeTable, BY_KEYS), (Clipped, BY_TERMS))
 """Types of the sources that the compiled engine looks up without Python."""
 MOST_OPERANDS = 7
@@ -63,7 +63,7 @@ class Known(Traced):
 
 
 class Recording:
-    """Steps that a function takes for the arguments seen so far: a tree that forks where it branches on a number.
+    """Operations of a function for the arguments seen so far: a tree that forks at branches on a number.
 
     A step is ``WIDTH`` numbers: an operation, the place of its result among ``values``, the source of a look-up, and
     the places of operands. ``BRANCH`` holds (place of the condition, next step if it is not 0, next step if it is 0);

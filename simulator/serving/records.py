@@ -23,7 +23,7 @@ SCALARS = (
     "steps",
     "copies_s",
 )
-"""First columns of a step row; after them stand the numbers of its work (``StepWork.numbers``), those of the drafter
+"""First columns of a step row. After them stand the numbers of its work (``StepWork.numbers``), those of the drafter
 where a policy decides what it does, and the work of the slowest attention group where there are several."""
 MOST_GAPS = 1 << 18
 """Rows of a table of token gaps beyond which it is kept in bins."""
@@ -33,7 +33,7 @@ BIN_BITS = 17
 
 @dataclass(frozen=True, slots=True)
 class RequestRecords:
-    """One row per request in order of arrival; times in seconds from the start of the run, NaN if never reached."""
+    """One row per request in order of arrival. Times in seconds from the start of the run, NaN if never reached."""
 
     arrival_s: FloatArray
     input_tokens: IntArray
@@ -192,7 +192,7 @@ class TransferReport:
     transfers: int
     tokens: int
     mean_s: float | None
-    """Mean seconds from the end of a prompt to the arrival of its KV, waits for room and for the link included."""
+    """Mean seconds from the end of a prompt to the arrival of its KV, waits included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class RequestSource(Protocol):
 
 
 class DueRequests:
-    """Requests sent to an engine that it has not seen yet: its API server processes them one by one, in order.
+    """Requests sent to an engine that it has not seen yet. Its API server processes them one by one, in order.
 
     Args:
         limits: limits of the replica, with the delays of its API server.

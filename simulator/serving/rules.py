@@ -19,7 +19,7 @@ class SchedulerFacts:
     """Properties of a scheduler that other parts of the simulator depend on."""
 
     make: str | Callable[..., Any]
-    """Makes a ``Scheduler`` from limits, prefix cache and swap space: a class of your own that builds on one of
+    """Makes a ``Scheduler`` from limits, prefix cache and swap space. A class of your own that builds on one of
     ``simulator.serving.engine``, or the name of a class there."""
     mixes: bool = True
     """True if a step may compute prompts beside the sequences that decode; if not, prompts go first."""
@@ -38,7 +38,7 @@ class SchedulerFacts:
     by_priority: bool = False
     """True if the scheduler takes request priorities into account."""
     first_come: bool = False
-    """True if requests of one replica join the batch in the order in which they came; every run is checked for it."""
+    """True if requests of one replica join the batch in the order of arrival; every run is checked for it."""
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Command-line flags that select the scheduler, by engine; engines without such a scheduler are omitted."""
 

@@ -17,7 +17,7 @@ from simulator.speculation.speculation_config import AcceptanceConfig, DraftConf
 CLASSES = 128
 """Equally likely classes of requests that stand for the beta distribution."""
 DRAFT_CLASSES = 32
-"""The same of drafts, where each has a class of its own: a step under a budget goes through all of them."""
+"""Classes of drafts, where each draft has its own: a step under a budget goes through all of them."""
 LEAST_CONCENTRATION = 0.1
 """Least concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
 
@@ -211,7 +211,7 @@ class AcceptanceSampler:
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def thresholds(self, cell: int) -> NDArray[np.uint64]:
-        """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: the usual ones); one row per
+        """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: the usual ones). One row per
         class of requests where they differ."""
         thresholds = self._cells.get(cell)
         if thresholds is None:

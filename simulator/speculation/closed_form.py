@@ -63,7 +63,8 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
 
 
 def rising_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function is 0, by bisection to 1e-15 of the range; the nearer end if it is 0 nowhere between.
+    """Zero of a rising function, by bisection to 1e-15 of the range. The nearer end if there is none between. The
+    nearer end if it is 0 nowhere between.
 
     SciPy's solvers need fewer steps, but their import takes longer than a run.
     """
@@ -78,7 +79,7 @@ def rising_root(function: Callable[[float], float], low: float, high: float) -> 
 
 
 def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
-    """Refuse an acceptance length (bonus token included) that no verify step of so many draft tokens yields."""
+    """Refuse an acceptance length (bonus token included) that no verify step of this chain yields."""
     longest = num_speculative_tokens + 1
     if num_speculative_tokens < 1 or not 1.0 <= acceptance_length <= longest:
         raise ForerunError(

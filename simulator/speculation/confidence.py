@@ -73,7 +73,7 @@ class ConfidenceThreshold:
     draws: np.random.Generator
     by_batch_alone: bool = field(init=False, default=False)
     _passed: Iterator[int] = field(init=False)
-    """How many tokens pass in the next steps."""
+    """Number of tokens that pass in the next steps."""
 
     def choose(self, batch: Batch) -> int:
         return next(self._passed)
@@ -96,7 +96,7 @@ def threshold_policies(chain: ThresholdChain, seed: int) -> PolicyFactory:
 
 
 AUTOCORRELATION = 0.8
-"""Default of ``acceptance.autocorrelation`` under ``confidence-budget``: chosen looking at the measurements of vLLM's
+"""Default of ``acceptance.autocorrelation`` under ``confidence-budget``. Chosen looking at the measurements of vLLM's
 adaptive verification that ``forerun validate adaptive`` scores, so their scores are no test of it."""
 PROFILED_CONTEXT = 8192
 """Context at which step times are profiled; vLLM's default of ``VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN``."""
@@ -133,7 +133,7 @@ class VerifyBudget:
     confidence: str
     """Knowledge of a draft: a key of ``SEEN_CLASSES``."""
     seconds: Callable[[int], FloatArray]
-    """Seconds of the target by tokens, for a number of sequences: from 0 to all drafts, or to the largest step."""
+    """Seconds of the target by tokens, for a number of sequences. From 0 to all drafts, or to the largest step."""
     sizes: IntArray
     """Captured numbers of tokens, to which smaller steps are padded."""
     prompt_token_s: float

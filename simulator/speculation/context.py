@@ -87,7 +87,7 @@ class WindowFall:
 
 
 def context_drift(acceptance: AcceptanceConfig, draft: DraftConfig | None) -> ContextFall | None:
-    """How acceptance falls along the context; None where it holds at any."""
+    """Fall of acceptance along the context; None where it holds at any."""
     if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
         return ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
     if draft is None or draft.trained_window is None or draft.windowed:

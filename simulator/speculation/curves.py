@@ -49,8 +49,8 @@ class Curve(Section):
     alpha: Share | None = None
     """Acceptance chance, equal at every position, as the source states it."""
     heads: list[Rates] | None = None
-    """Per head, share of tokens among its first 1, 2, 3 ... candidates; heads are taken as independent, as Medusa does
-    when it builds its tree."""
+    """Share of tokens among a head's first 1, 2, 3 ... candidates, per head. Heads are taken as independent, as Medusa
+    does when it builds its tree."""
     source: str
     """Publication of the measurement."""
     note: str | None = None

@@ -1,4 +1,4 @@
-"""A grammar as a drafter: spans of output that a JSON schema leaves no choice of are drafts accepted with certainty."""
+"""A grammar as a drafter: spans that a JSON schema forces are drafts accepted with certainty."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from forerun.errors import ForerunError
 FORCED_SPAN = 8.0
 """Mean tokens of a forced span unless given or measured; assumed."""
 PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]+|\s+")
-"""A piece of text that stands for a token: up to six letters of a word, or punctuation, with the blank before it."""
+"""Text that stands for a token: up to six letters of a word, or punctuation, with the blank before it."""
 ANSWER_KEYS = ("output", "text", "completion", "response", "content")
 
 
 class ForcedTokens(NamedTuple):
-    """How much of an output a grammar leaves no choice of."""
+    """Share of an output that a grammar forces."""
 
     share: float
     """Share of tokens."""

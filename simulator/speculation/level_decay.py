@@ -49,7 +49,7 @@ class LevelDecay:
         return np.asarray(np.cumprod(self.conditional(positions)), dtype=np.float64)
 
     def acceptance_length(self, num_speculative_tokens: int) -> float:
-        """Mean tokens of a verify step of so many draft tokens, the bonus token included."""
+        """Mean tokens of a verify step with ``drafted`` draft tokens, the bonus token included."""
         return expected_length(self.conditional(num_speculative_tokens))
 
     def with_length(self, acceptance_length: float, num_speculative_tokens: int) -> LevelDecay:

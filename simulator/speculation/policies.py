@@ -52,7 +52,7 @@ class BatchTable:
     """Draft tokens by batch size, and nothing else: ``fixed``, ``disable-above-batch`` and ``batch-table``."""
 
     tokens: tuple[int, ...]
-    """Draft tokens for batches of 0, 1, 2, ... requests, or from each of ``starts`` on; larger ones use the last."""
+    """Draft tokens for batches of 0, 1, 2, ... requests, or from each of ``starts`` on. Larger ones use the last."""
     starts: tuple[int, ...] | None = None
     by_batch_alone: bool = field(init=False, default=True)
 

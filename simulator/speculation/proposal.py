@@ -33,9 +33,9 @@ from simulator.speculation.tree import (
 )
 
 OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
-"""Share of what the candidates before it missed that rank 1, 2, ... catches: the first head of Medusa on Vicuna-7B
-(curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond
-the fifth."""
+"""Share of the tokens that earlier candidates missed which rank 1, 2, ... catches; assumed beyond the fifth. The first
+head of Medusa on Vicuna-7B (curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5
+candidates). 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond the fifth."""
 LENGTH_STEPS = 200
 LEVEL_ERROR = 1e-9
 GROWN_LEVEL_ERROR = 1e-3
@@ -120,7 +120,7 @@ def drafter_survival(config: SpeculationConfig) -> FloatArray:
 
 
 def tree_survival(tree: TreeConfig, rates: RankRates, steps: int = 400) -> FloatArray:
-    """Chance that at least d draft tokens are accepted, for rates by depth and rank; of a grown tree over ``steps``."""
+    """Chance that at least d draft tokens are accepted, for rates by depth and rank. Of a grown tree over ``steps``."""
     static, growth, checked = tree.static, tree.growth, checked_rates(rates)
     if static is not None:
         return survival_by_depth(static, node_chances(static, checked))

@@ -146,7 +146,7 @@ def _own_acceptance(
 
 
 def same_model(model: object, target: str) -> bool:
-    """True if a scenario's model is the one that a curve names: by catalogue name, repository or name of its file."""
+    """True if a scenario's model is the one that a curve names. By catalogue name, repository or name of its file."""
     names = {model_name(model).lower()}
     if isinstance(model, str):
         names |= {repository.split("/")[-1].lower() for repository in published_repositories(model)}

@@ -18,14 +18,14 @@ from simulator.speculation.tree import DraftTree, GrowthPlan, load_tree, tree_fr
 Rank = Annotated[int, Field(ge=0, le=1000)]
 GROWTH = ("depth", "top_k", "nodes")
 CONCENTRATION = 3.0
-"""How sharply the drafter's confidence differs from node to node, unless given (``drawn_confidences``). With it and
-EAGLE's own chain rates a tree of 60 nodes accepts 4.2 to 5.0 tokens per step on Vicuna-7B; measured were 4.34
-(Spec-Bench) and 4.98 (EAGLE-2's paper). The length moves by under 10 % between 1 and 100."""
+"""Sharpness of the drafter's confidence from node to node, unless given (``drawn_confidences``). With it and EAGLE's
+own chain rates a tree of 60 nodes accepts 4.2 to 5.0 tokens per step on Vicuna-7B; measured were 4.34 (Spec-Bench) and
+4.98 (EAGLE-2's paper). The length moves by under 10 % between 1 and 100."""
 MOST_NODES = 4096
 
 
 class TreeConfig(Section):
-    """A published static tree by name, a static tree by its nodes, or a tree grown anew in each step (EAGLE-2)."""
+    """A published static tree by name, a static tree by its nodes, or a grown tree (EAGLE-2)."""
 
     name: str | None = None
     """``medusa-63``, ``eagle-25``."""
@@ -120,18 +120,18 @@ class PolicyConfig(Section):
     name: PolicyName
     """Name of the policy."""
     batch: PositiveInt | None = None
-    """disable-above-batch: draft only in steps of at most so many requests; default 32 (assumed)."""
+    """disable-above-batch: most requests of a step that drafts; default 32 (assumed)."""
     table: list[list[int]] | None = None
     """batch-table: [first batch, last batch, draft tokens] as vLLM's ``num_speculative_tokens_per_batch_size`` (a name
-    that is accepted too); default: the example of vLLM's documentation, K to 64 requests, 1 to 128, none beyond."""
+    that is accepted too). Default: the example of vLLM's documentation, K to 64 requests, 1 to 128, none beyond."""
     prior: Share | None = None
-    """goodput, p-min, entropy, forerun: chance that a draft token is accepted, believed before any was seen; default
+    """goodput, p-min, entropy, forerun: chance that a draft token is accepted, believed before any was seen. Default
     0.7 for goodput, else 0.5 (assumed)."""
     window: PositiveInt | None = None
-    """The same: verify steps after which an observation has lost 1/e of its weight; default 100 for goodput, else 20
+    """The same: verify steps after which an observation has lost 1/e of its weight. Default 100 for goodput, else 20
     (assumed)."""
     least: Share | None = None
-    """p-min: chance of being accepted below which a position is not drafted; default 0.5. entropy: the same of AdaEDL's
+    """p-min: chance of being accepted below which a position is not drafted. Default 0.5. entropy: the same of AdaEDL's
     lower bound; default 0.3 (assumed)."""
     confidence_threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     """confidence-threshold: a draft ends at the first token with a lower confidence of the drafter (llama.cpp's
@@ -150,8 +150,8 @@ class PolicyConfig(Section):
     interval: PositiveInt | None = None
     """goodput: steps between two decisions; default 1, as SmartSpec decides."""
     candidates: Candidates | dict[int, Candidates] | None = None
-    """ema: draft tokens to choose from, or such a list by smallest batch; default SGLang's, 1 3 5 7 from one request,
-    0 1 3 from 8, 0 1 from 32, 0 from 64."""
+    """ema: draft tokens to choose from, or such a list by smallest batch. Default SGLang's, 1 3 5 7 from one request, 0
+    1 3 from 8, 0 1 from 32, 0 from 64."""
     ema_alpha: Annotated[float, Field(gt=0, le=1)] | None = None
     """ema: weight of the latest step; default 0.2, as all below SGLang's own."""
     update_interval: PositiveInt | None = None
@@ -161,8 +161,8 @@ class PolicyConfig(Section):
     up_hysteresis: Signed | None = None
     """ema: accepted tokens beyond the threshold needed to draft more; default 0."""
     down_hysteresis: Signed | None = None
-    """ema: accepted tokens added to the threshold under which fewer are drafted; default as SGLang's, -0.25 for
-    batches below 8 and 0 from there on."""
+    """ema: accepted tokens added to the threshold under which fewer are drafted. Default as SGLang's, -0.25 for batches
+    below 8 and 0 from there on."""
     while_off: Literal["idle", "follow", "starve"] | None = None
     """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
     tokens into its cache; ``follow``, one pass in every step, as vLLM does to keep both caches in sync; or ``starve``,
@@ -173,7 +173,7 @@ class PolicyConfig(Section):
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """Host seconds that the policy adds to every step, whether or not it drafts; default of vLLM 0.775 ms (0.27, V1
+    """Host seconds that the policy adds to every step, whether or not it drafts. Default of vLLM 0.775 ms (0.27, V1
     runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
     confidence-budget 0.4 ms in SGLang (sgl-project/sglang#36136), else 0."""
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
@@ -262,7 +262,7 @@ ACCEPTANCE_SOURCES = ("per_position", "conditional", "alpha", "acceptance_length
 DECAYING = ("alpha", "acceptance_length")
 """Sources of acceptance that take a ``decay``."""
 OF_THIS_TREE = ("per_position", "acceptance_length", "log")
-"""Sources that say what was accepted of the very chain or tree that is drafted; the others describe the drafter's first
+"""Sources that say what was accepted of the very chain or tree that is drafted. The others describe the drafter's first
 candidates, and ``other_ranks`` says what their siblings catch."""
 TREE_POLICIES = ("fixed", "disable-above-batch")
 """Policies that draft all or nothing, so that they go with trees too."""
@@ -270,7 +270,7 @@ Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
 
 
 class DraftConfig(Section):
-    """What drafts, where the method leaves a choice; every size is derived from the target unless given."""
+    """Drafter, where the method leaves a choice; every size is derived from the target unless given."""
 
     model: str | None = None
     """Draft model: catalogue name or path of a HF config.json. EAGLE and parallel heads: repository of a public head in
@@ -280,7 +280,7 @@ class DraftConfig(Section):
     tensor_parallel: PositiveInt | None = None
     """Chips that share one drafter; default: as the target."""
     chip: str | None = None
-    """Chip of the drafter's own, catalogue name or path; its weights and KV then lie there, and ``tensor_parallel`` is
+    """Chip of the drafter alone, catalogue name or path. Its weights and KV then lie there, and ``tensor_parallel`` is
     1 unless given. Default: it shares the target's chips."""
     link: str | None = None
     """With ``chip``: link between the drafter's chips and the target's; default: the target chip's host link."""
@@ -294,9 +294,9 @@ class DraftConfig(Section):
     falls (``acceptance.window_half``) unless the drafter is ``windowed``. Default: acceptance holds at any context,
     with a warning where prompts leave the 2048 tokens that EAGLE heads are usually trained on."""
     windowed: bool | None = None
-    """Whether the drafter's attention slides over the last ``trained_window`` tokens (``sliding_window`` of its
-    config.json, SGLang's ``--speculative-draft-window-size``): acceptance then holds at any context, and a pass reads
-    so many tokens of KV. Default false."""
+    """True if the drafter's attention slides over the last ``trained_window`` tokens. ``sliding_window`` of its
+    config.json, SGLang's ``--speculative-draft-window-size``: acceptance then holds at any context, and a pass reads
+    the KV of the window. Default false."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
@@ -310,10 +310,12 @@ class DraftConfig(Section):
     draft_vocab_size: PositiveInt | None = None
     """Tokens that the head can propose; default 32000 for EAGLE-3, the target's for a parallel drafter."""
     markov_rank: PositiveInt | None = None
-    """Parallel drafter: rank of a sequential head that corrects each position of a block by the token drafted before it
-    (DSpark: 256 in DeepSeek-V4's ``dspark_markov_rank``). Default: none, as DFlash and P-EAGLE."""
+    """Parallel drafter: rank of a sequential head that corrects each position by the token drafted before it. DSpark:
+    256 in DeepSeek-V4's ``dspark_markov_rank``. 256 in DeepSeek-V4's ``dspark_markov_rank``). Default: none, as DFlash
+    and P-EAGLE."""
     modules: Literal["shared", "separate"] | None = None
-    """MTP: one module run K times (default, as engines do), or K modules with weights and KV caches of their own."""
+    """MTP: one module run K times (default, as engines do), or K modules. These have weights and KV caches of their
+    own."""
     step_s: Seconds | None = None
     """Host seconds per step that drafts, hidden by no kernel; default by method and framework."""
     pass_s: Seconds | None = None
@@ -336,7 +338,7 @@ class DraftConfig(Section):
 
 
 class AcceptanceConfig(Section):
-    """How many draft tokens the target accepts; exactly one of the first six fields."""
+    """Draft tokens that the target accepts; exactly one of the first six fields."""
 
     per_position: Rates | None = None
     """Share of drafts in which position i is accepted, as vLLM prints it; never rises."""
@@ -357,15 +359,15 @@ class AcceptanceConfig(Section):
     instead_of: dict[str, Any] | None = None
     """The ``method`` and ``acceptance`` that stood here before the method was changed; set by Forerun."""
     decay: Annotated[float, Field(gt=0, le=MOST_DECAY, allow_inf_nan=False)] | None = None
-    """With ``alpha`` or ``acceptance_length``: factor of the rate for each doubling of the position, from the first to
-    the second and from the second to the fourth; default 1."""
+    """With ``alpha`` or ``acceptance_length``: factor of the rate for each doubling of the position; default 1. From
+    the first to the second, and from the second to the fourth."""
     extrapolate: bool = False
     """Continue rates, a curve or a log beyond their last position by the level and decay fitted to them."""
     other_ranks: list[Share] | None = None
-    """Trees: share of what the candidates before it missed that the candidate of rank 1, 2, ... catches; default: as
+    """Trees: share of what the candidates before it missed that the candidate of rank 1, 2, ... catches. Default: as
     Medusa's first head on Vicuna-7B."""
     spread: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] | None = None
-    """Standard deviation of the first position's rate across requests (beta-distributed); default 0, all alike; under
+    """Standard deviation of the first position's rate across requests (beta-distributed). Default 0, all alike; under
     policy confidence-budget that of a beta distribution of concentration 3, as of grown trees."""
     autocorrelation: Share | None = None
     """With a spread: correlation of the rates of neighbouring draft tokens. 1, the default, keeps a request's rates for
@@ -373,15 +375,15 @@ class AcceptanceConfig(Section):
     confidence-budget 0.8, chosen looking at the measurements that ``forerun validate adaptive`` scores."""
 
     context_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Factor of every conditional rate for each doubling of the context beyond ``context_from`` tokens, taken in steps
-    of a quarter doubling; default 1. Public so far: 0.987 from 4096 tokens on for a draft that keeps 512 tokens of KV
-    (LLaMA-3.1-8B on PG-19, 0.84 at 4k to 0.79 at 100k tokens: Infini-AI-Lab/MagicDec)."""
+    """Factor of every conditional rate for each doubling of the context beyond ``context_from`` tokens; default 1.
+    Taken in steps of a quarter doubling. Public so far: 0.987 from 4096 tokens on for a draft that keeps 512 tokens of
+    KV (LLaMA-3.1-8B on PG-19, 0.84 at 4k to 0.79 at 100k tokens: Infini-AI-Lab/MagicDec)."""
     context_from: PositiveInt | None = None
     """Context up to which the rates hold as given; default 2048, the length that EAGLE heads were trained at."""
 
     window_half: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """With ``draft.trained_window``: windows beyond the first after which half of every conditional rate is left, rates
-    being given within the window; default 4, fitted on EAGLE-3 at 2k to 20k tokens (vllm-project/speculators#684)."""
+    """With ``draft.trained_window``: windows beyond the first after which half of every conditional rate remains. Rates
+    are given within the window; default 4, fitted on EAGLE-3 at 2k to 20k tokens (vllm-project/speculators#684)."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> AcceptanceConfig:
@@ -436,7 +438,7 @@ class GrammarConfig(Section):
     json_schema: str | None = None
     """File of the JSON schema that they follow."""
     step_s: Seconds | None = None
-    """Host seconds of the grammar per step, hidden by no kernel, beyond those without drafting; default 0: masks are
+    """Host seconds of the grammar per step, hidden by no kernel, beyond those without drafting. Default 0: masks are
     made while the step runs, as XGrammar does (arXiv:2411.15100)."""
     per_sequence_s: Seconds | None = None
     """The same per sequence."""
@@ -479,7 +481,7 @@ class SpeculationConfig(Section):
     grammar: GrammarConfig | None = None
     """Forced spans of a grammar as draft tokens, in front of the drafter's own."""
     policy: PolicyName | PolicyConfig = "fixed"
-    """How many of them each step drafts: a policy's name, or a mapping with its parameters."""
+    """Policy for the number of drafted tokens per step: a name, or a mapping with its parameters."""
 
     @field_validator("tree", mode="before")
     @classmethod

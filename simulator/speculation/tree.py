@@ -12,8 +12,8 @@ from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 
 RankRates = Sequence[Sequence[float]]
-"""Per depth, chance that the candidate of rank 0, 1, 2 ... is the accepted one when its parent was accepted. The
-candidates of one parent exclude each other, so the chances of a depth sum to at most 1."""
+"""Per depth, chance that the candidate of rank 0, 1, 2 ... is accepted after its parent. The candidates of one parent
+exclude each other, so the chances of a depth sum to at most 1."""
 
 ROOT = -1
 """Parent of the first draft tokens: the last token already accepted."""
@@ -56,7 +56,7 @@ def chain(num_speculative_tokens: int) -> DraftTree:
 
 
 def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
-    """A static tree given as Medusa gives it: each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``."""
+    """A static tree given as Medusa gives it. Each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``."""
     paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
     index: dict[tuple[int, ...], int] = {(): ROOT}
     parents: list[int] = []
@@ -90,7 +90,7 @@ def checked_rates(rates: RankRates) -> RankRates:
 
 
 def rates_by_rank(conditional: Sequence[float], catch: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Chances by depth and rank for a drafter of which only the first candidates' acceptance is known.
+    """Chances by depth and rank for a drafter with known acceptance of first candidates only.
 
     Args:
         conditional: chance that the first candidate of depth d is accepted, given its parent.
@@ -126,7 +126,8 @@ def survival_by_depth(tree: DraftTree, chances: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class GrowthPlan:
-    """How a tree is grown. EAGLE-2 uses depth 6, top_k 10 and 60 nodes for 7B models (50 for 13B, 48 for 70B).
+    """Plan by which a tree is grown. EAGLE-2 uses depth 6, top_k 10 and 60 nodes for 7B models (50 for 13B, 48 for
+    70B).
 
     Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, sections 4.1, 4.2 and 5.
     """
@@ -143,7 +144,7 @@ class GrowthPlan:
 def grown_survival(
     plan: GrowthPlan, rates: RankRates, concentration: float, steps: int = 400, seed: int = 0
 ) -> FloatArray:
-    """Chance that at least d draft tokens of trees grown anew at each of ``steps`` steps are accepted, d = 1..depth.
+    """Chance that at least d draft tokens of grown trees are accepted, d = 1..depth, over ``steps`` steps.
 
     A layer's ``top_k`` likeliest nodes are expanded, then the ``nodes`` likeliest of all are kept; of equals the
     shallower, and no node is likelier than its parent, so that they form a tree. The drafter's confidence differs from

@@ -43,8 +43,8 @@ ACTIVATION_BYTES = 2.0
 INDEX_KEY_BYTES = 1.0 + 4.0 / 128
 """Bytes per element of an index key stored in fp8, with one scale per 128 (``indexer_k_cache`` of vLLM)."""
 SCALED_BYTES = 4.0 / 128
-"""Bytes of scales per element of a latent stored in fp8; its rotated part stays in 16 bits (656 bytes a token
-for DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
+"""Bytes of scales per element of a latent stored in fp8. Its rotated part stays in 16 bits (656 bytes a token for
+DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
 
 
 class GemmSlice(NamedTuple):
@@ -107,8 +107,8 @@ class Deployment:
 
     @property
     def passes(self) -> ElementwiseKernels:
-        """Memory-bound kernels of a layer: those of the engine on GPUs, or of the engine that the chip is fitted for;
-        other chips were fitted without them."""
+        """Memory-bound kernels of a layer: those of the engine on GPUs, or of the chip's fitted engine. Other chips
+        were fitted without them."""
         return self.framework.passes if self._on_gpu or self.framework.fixed_batch else ElementwiseKernels()
 
     @property
@@ -143,8 +143,9 @@ class Deployment:
         return self.group_chips // self.expert_parallel
 
     def expert_slots(self, experts: int) -> int:
-        """Places for experts on all chips that share them: equally many each, so that a number which does not divide
-        leaves some for second copies of the most popular ones (DeepSeek's EPLB: 288 of 256 experts on 144 chips)."""
+        """Places for experts on all chips that share them, equally many each. A number that does not divide leaves some
+        for second copies of the most popular ones (DeepSeek's EPLB: 288 of 256 experts on 144 chips). 288 of 256
+        experts on 144 chips)."""
         return -(-experts // self.expert_parallel) * self.expert_parallel
 
     def stages(self, count: int) -> tuple[Deployment, ...]:
@@ -417,7 +418,7 @@ class Deployment:
 
     @property
     def recurrent_layers(self) -> tuple[int, float]:
-        """How many layers keep a state, and the bytes of the largest one's on ONE chip, for one sequence."""
+        """Number of layers that keep a state, and the bytes of the largest state on ONE chip, for one sequence."""
         layers = [
             (count, sum(state.elements * dtype_bytes(state.dtype or self.compute_dtype) for state in mixer.states))
             for mixer, count in self._mixers
@@ -428,7 +429,7 @@ class Deployment:
 
     @property
     def caching_layers(self) -> tuple[int, float]:
-        """How many layers cache keys of all tokens, and the bytes of one token in the widest on ONE chip."""
+        """Number of layers that cache keys of all tokens, and bytes of a token in the widest, on ONE chip."""
         layers = [
             (count, size) for mixer, count in self._mixers for window, size in self._cached(mixer) if window is None
         ]
@@ -446,7 +447,7 @@ class Deployment:
 
     @property
     def cached_kv_bytes_per_token(self) -> float:
-        """KV bytes on ONE chip that every further token of a sequence takes: of layers that attend to all of it.
+        """KV bytes on ONE chip of every further token of a sequence, in layers that attend to all of it.
 
         Layers with a window keep its tokens only (``windowed_kv_bytes``). A model whose layers all have a window is
         charged for all of them, as if nothing were dropped.

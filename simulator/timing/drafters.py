@@ -63,7 +63,7 @@ class DraftTable:
 
 
 class Part(NamedTuple):
-    """Part of a drafter's work in one step, or in each of many steps: numbers are then arrays over the steps."""
+    """Part of a drafter's work in one step, or in each of many steps. Numbers are then arrays over the steps."""
 
     times: Num
     """Number of times that the part runs in a step; 0 = not at all."""
@@ -72,7 +72,7 @@ class Part(NamedTuple):
     arguments: tuple[Num, ...]
     """Arguments of the source: a step's work and its rows of logits, or a count; or the seconds themselves."""
     kind: Literal["device", "host", "link"] = "device"
-    """Where the seconds are spent if ``source`` is None."""
+    """Place where the seconds are spent if ``source`` is None."""
     on_other_device: bool = False
     """True if it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
 
@@ -163,7 +163,7 @@ class Drafter(DraftMemory, Protocol):
         """``device``: the target's chips; ``host``: the CPU, while the chips wait."""
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
-        """Parts that the drafter runs in one step, or in each of many: the same list for numbers and for arrays.
+        """Parts that the drafter runs in one step, or in each of many. The list is the same for numbers and for arrays.
 
         ``work`` is the target's step: ``query_len`` counts the verified tokens and the one before them.
         """
@@ -199,7 +199,8 @@ class HostOverhead:
     """For each pass of each drafting sequence."""
 
     def part(self, drafting: Num, forwards: Num) -> Part:
-        """Host work of a step in which ``drafting`` sequences draft (an array for many steps) in so many passes."""
+        """Host work of ``forwards`` passes in a step in which ``drafting`` sequences draft (an array for many
+        steps)."""
         each_s = self.per_sequence_s + forwards * self.sequence_pass_s
         return host_part(self.step_s + forwards * self.pass_s + each_s * drafting, drafting > 0)
 
@@ -323,8 +324,8 @@ class SequentialDrafter:
     fused_hidden_states: int = 0
     """Hidden states of the target, of layers all over it, that ``fusion`` projects."""
     reads_target_cache: bool = False
-    """True if the target drafts with part of its own KV: no prefill and no catching up, just ``depth`` passes
-    over one token each."""
+    """True if the target drafts with part of its own KV. There is then no prefill and no catching up, just ``depth``
+    passes over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     pass_groups: tuple[tuple[int, int, int], ...] = field(init=False)
@@ -430,7 +431,7 @@ class SequentialDrafter:
 
 @dataclass(slots=True)
 class ParallelDrafter:
-    """A model that fills ``num_speculative_tokens`` masked positions in one pass, while it catches up on the step; a
+    """A model that fills ``num_speculative_tokens`` masked positions in one pass, while it catches up on the step. A
     semi-autoregressive one then corrects them one after the other in a sequential head."""
 
     step: StepTimer

@@ -1,4 +1,4 @@
-"""Whole engine steps: target model, drafter passes and host, on one set of chips or in the stages of a pipeline."""
+"""Whole engine steps: target model, drafter passes and host, on one set of chips or in pipeline stages."""
 
 from __future__ import annotations
 

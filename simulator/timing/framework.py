@@ -36,7 +36,7 @@ class ElementwiseKernels(BaseModel):
     expert_choice: int = Field(default=0, ge=0)
     shared_sum: int = Field(default=0, ge=0)
     every_norm: bool = False
-    """Whether each norm of a layer is a kernel of its own, not one for the mixer and one for the feed-forward."""
+    """True if each norm of a layer is a kernel, not one for the mixer and one for the feed-forward."""
 
 
 HOST_COSTS = (
@@ -55,7 +55,7 @@ WIDE = 4
 NORMS = 2
 """Norms of a layer that ``kernels_per_layer`` counts."""
 TILE = 32
-"""Rows that a product, and an activation on its way to other chips, has at least on chips with matrix tiles."""
+"""Least rows of a product, and of an activation on its way to other chips, on chips with matrix tiles."""
 
 
 class Framework(BaseModel):
@@ -82,11 +82,11 @@ class Framework(BaseModel):
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
     norms_in_reductions: bool = False
-    """Whether an all-reduce adds the residual and takes the norm behind it in its own kernel."""
+    """True if an all-reduce adds the residual and takes the norm behind it in its own kernel."""
     mxfp8_experts: bool = False
-    """Whether MXFP4 experts take activations in MXFP8, on chips that multiply 4-bit floats."""
+    """True if MXFP4 experts take activations in MXFP8, on chips that multiply 4-bit floats."""
     joins_index_keys: bool = False
-    """Whether an index's keys and the weights of its heads are one product, widened to the model's own format."""
+    """True if an index's keys and the weights of its heads are one product, widened to the model's own format."""
     shared_overlap_tokens: int = Field(default=0, ge=0)
     """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
@@ -94,7 +94,8 @@ class Framework(BaseModel):
     captured_steps: Literal["all", "decode"] = "all"
     """Steps that may replay a graph: all, or those without prompt chunks."""
     captured_by_memory: tuple[tuple[float, int, int], ...] = ()
-    """Largest size on chips of less than so many GiB: with fewer than ``WIDE`` chips in tensor parallel, with more."""
+    """Largest captured size on chips below a memory in GiB: with fewer than ``WIDE`` chips in tensor parallel, with
+    more."""
     captured_per_seq: float = Field(default=0.0, ge=0)
     """Largest size over ``max_num_seqs`` (times the tokens of a verify step); 0 = no such limit."""
     captured: tuple[int, ...] = ()
@@ -107,10 +108,10 @@ class Framework(BaseModel):
     rank_skew_s: float = Field(default=0.0, ge=0)
     """Seconds that every all-reduce waits for each further rank."""
     static_activation_scales: bool = False
-    """Whether its 8-bit checkpoints contain activation scales, so that no kernel computes them at run time."""
+    """True if its 8-bit checkpoints contain activation scales, so that no kernel computes them at run time."""
     kv_share_of: Literal["all", "free", "static"] = "all"
-    """Base of ``engine.gpu_memory_utilization``: a chip's memory, of which activations are part or which they are
-    outside of (static: SGLang's ``--mem-fraction-static``), or the memory that weights and activations leave."""
+    """Base of ``engine.gpu_memory_utilization``: a chip's memory, activations inside or outside of it (static: SGLang's
+    ``--mem-fraction-static``), or the memory that weights and activations leave."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
@@ -120,34 +121,34 @@ class Framework(BaseModel):
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
     first_batch_s: dict[str, float] = Field(default_factory=dict)
-    """By maker of the chip: by how much the first prompts of a benchmark that sends several at once are late."""
+    """Delay of a benchmark's first prompts, sent several at once, by maker of the chip."""
     schedules_ahead: bool = False
     group_choice: Literal["fewest", "round-robin"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
     dp_wait_limit_steps: int = Field(default=0, ge=0)
     """Most steps that a prompt waits until every attention group has one."""
     divides_limits: bool = False
-    """Whether limits on sequences and tokens are those of all attention groups together."""
+    """True if limits on sequences and tokens are those of all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
     tail_of_each_token: bool = False
-    """Whether a convolution keeps a tail for each token it verifies, not one that is longer by a token."""
+    """True if a convolution keeps a tail for each token it verifies, not one that is longer by a token."""
     scores: Literal["queries", "sequences"] = "queries"
-    """How draft tokens are verified: as several queries of one sequence, or each as a sequence of its own that reads
-    the whole context again (vLLM's batch expansion of 2024)."""
+    """Verification of draft tokens: as several queries of one sequence, or each as a sequence. The latter reads the
+    whole context again (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
-    """Whether a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
+    """True if a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
     recurrent_drafts: Literal["batched", "per-sequence"] = "batched"
-    """How a model with recurrent states runs beside a drafter: with all sequences in one pass, or each in its own."""
+    """Passes of a model with recurrent states beside a drafter: one for all sequences, or one each."""
     fixed_batch: bool = False
-    """Whether a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
+    """True if a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
     slots: int = Field(default=0, ge=0)
     """Places of a fixed batch under an engine's limits (``for_engine``)."""
     prompts: Literal["together", "sequential"] = "together"
-    """Whether the prompts of a step are computed together, or one after the other, padded to whole sizes."""
+    """True if the prompts of a step are computed together, or one after the other, padded to whole sizes."""
     host_rows: Literal["running", "slots"] = "running"
-    """What the host handles after a decode step: sequences that run, or all places of a fixed batch."""
+    """Sequences that the host handles after a decode step: those that run, or all places of a fixed batch."""
     reduced_bytes: float = Field(default=0.0, ge=0)
     """Bytes of an element on its way to other chips in an all-reduce; 0 = as it is computed."""
     eager_rank_s: float = Field(default=0.0, ge=0)
@@ -156,7 +157,7 @@ class Framework(BaseModel):
     """Share of the memory bandwidth at which a step outside captured graphs reads the layers' weights, after its
     launches; 0 = as its kernels do."""
     samples_on: Literal["host", "device"] = "host"
-    """Where tokens are sampled on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
+    """Place of sampling on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
     prefill_chunk_tokens: int = Field(default=0, ge=0)
     """Tokens of a prompt that lie in activations at once; 0 = all of a step's."""
     max_kv_tokens: int = Field(default=0, ge=0)
@@ -177,7 +178,7 @@ class Framework(BaseModel):
         return self.library or self.name
 
     def runs_kernels_of(self, other: Framework) -> bool:
-        """Whether it launches the same kernels as ``other``: the two may differ only in ``HOST_COSTS``."""
+        """True if it launches the same kernels as ``other``: the two may differ only in ``HOST_COSTS``."""
         return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
     def without_api_server(self) -> Framework:
@@ -193,7 +194,7 @@ class Framework(BaseModel):
         )
 
     def streaming_every(self, tokens: int) -> Framework:
-        """The same engine when it streams so many tokens at once."""
+        """The same engine when it streams several tokens at once."""
         if tokens == 1:
             return self
         return self.model_copy(update={"overlapped_per_sequence_s": self.overlapped_per_sequence_s / tokens})
@@ -316,8 +317,7 @@ class Framework(BaseModel):
         return [size for first, last, step in self.captured_sizes for size in range(first, last + 1, step)]
 
     def on(self, chip: Chip, tensor_parallel: int = 1) -> Framework:
-        """Variant of the engine for chips whose software adds host time per step and sequence, with the graphs that
-        fit in their memory."""
+        """Variant of the engine for chips whose software adds host time, with the graphs that fit in their memory."""
         host, capacity = chip.host, chip.memory.capacity_bytes
         most = next((most for gib, *most in self.captured_by_memory if capacity < gib * (1 << 30)), None)
         sizes = self.captured_sizes

@@ -29,8 +29,8 @@ class HardwareConfig(Section):
     """The chips that serve the model and how the model is spread over them."""
 
     chip: str
-    """Catalogue name or path of a chip profile; or a system of several chips (t3000, quietbox, quietbox-blackhole,
-    galaxy), which sets the chip, ``tensor_parallel`` and ``link`` where they are not set."""
+    """Catalogue name or path of a chip profile, or a system of several chips (t3000, quietbox, quietbox-blackhole,
+    galaxy). A system sets the chip, ``tensor_parallel`` and ``link`` where they are not set."""
     tensor_parallel: Chips = 1
     """Chips that share every layer's attention and dense matrices."""
     pipeline_parallel: Chips = 1
@@ -39,12 +39,12 @@ class HardwareConfig(Section):
     """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert. Where
     they do not divide, places that are left hold second copies of popular experts."""
     attention_data_parallel: Chips = 1
-    """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own;
-    the experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
+    """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own.
+    The experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
     steps with the others. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` are those of one
     group, as the engines' flags are; SGLang divides the first two among the groups."""
     expert_routing: str | None = None
-    """How tokens spread over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
+    """Spread of tokens over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
     (NVIDIA's aiconfigurator measures 1.01 and 1.2), ``zipf-ALPHA`` (popular experts by rank; smooth in the batch) or
     ``identical`` (dummy tokens that are all alike); default: the routing in the model's catalogue entry, else
     ``uniform``."""
@@ -59,8 +59,8 @@ class HardwareConfig(Section):
     replicas: Replicas = 1
     """Independent copies of the whole engine behind one router."""
     power_limit_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Board power limit of every chip (``nvidia-smi -pl``), in watts: clocks, and so compute, fall, memory hardly does;
-    default: the chip's TDP."""
+    """Board power limit of every chip (``nvidia-smi -pl``), in watts: clocks, and so compute, fall, memory hardly does.
+    Default: the chip's TDP."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None

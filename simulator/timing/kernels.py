@@ -53,7 +53,7 @@ The kernel's time is linear in its keys except where it gains a split or a wave;
 
 
 class Call(NamedTuple):
-    """Identical kernel calls of a model in a step, or in each of many steps: numbers may be arrays over the steps."""
+    """Identical kernel calls of a model in a step, or in each of many steps. Numbers may be arrays over the steps."""
 
     name: str
     op: str
@@ -68,7 +68,7 @@ class Call(NamedTuple):
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Num = False
-    """True if it runs beside longer kernels on another stream, so that it adds only the minimum time of its work."""
+    """True if it runs beside longer kernels on another stream, so that it adds only its minimum time."""
 
 
 class Kernel(NamedTuple):
@@ -92,7 +92,7 @@ class Kernel(NamedTuple):
     sizes: Mapping[str, Num] = {}
     """Sizes of the kernel, keyed by the column names of a kernel trace."""
     exposed: Num = 1.0
-    """Factor from its time to what it adds to the step: not 1 if it partly overlaps other kernels or waits for them."""
+    """Factor from its time to its share of the step. Not 1 if it partly overlaps other kernels or waits for them."""
 
     @property
     def seconds(self) -> Num:
@@ -194,8 +194,8 @@ class Costs:
         return total
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add equal kernels: launches to latency; of the rest, the longer of compute and memory has all but what it
-        does not hide of the other."""
+        """Add equal kernels: launches count as latency. Of the rest, the longer of compute and memory has all but the
+        part of the other that it does not hide."""
         time, count = kernel.time, kernel.times * kernel.exposed
         seconds = count * np.asarray(time.seconds)
         if kernel.family == "host":
@@ -539,7 +539,7 @@ def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list
 
 def expert_elementwise(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
     """Elementwise kernels around routed experts that the measured kernels leave out, as ``layer_elementwise`` lists
-    them: choosing experts from the router's logits, and adding the output of shared experts."""
+    them. They choose experts from the router's logits, and add the output of shared experts."""
     launches = deployment.passes
     chosen = 0 if deployment.weight_dtypes["expert"] == "mxfp4" else launches.expert_choice
     summed = launches.shared_sum if mlp.shared_intermediate_size else 0
@@ -777,8 +777,8 @@ def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num
 def mixed_calls(
     kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num, decoding: Num, decode_keys: Num, longest_kv: Num
 ) -> Iterator[Call]:
-    """Attention of one layer over prompt chunks and single queries in one kernel; sizes as ``prompt_calls`` takes
-    them, then sequences with a query each, the keys they read, and the most keys of one."""
+    """Attention of one layer over prompt chunks and single queries in one kernel. Sizes as ``prompt_calls`` takes them,
+    then sequences with a query each, the keys they read, and the most keys of one."""
     sizes = {"shape": kind.shape, "seqs": seqs, "q_tokens": tokens, "pairs": pairs, "kv_tokens": keys}
     sizes |= {"decode_seqs": decoding, "decode_kv_tokens": decode_keys, "longest_kv": longest_kv}
     yield Call("mixed attention", "attention_mixed", sizes, window=kind.window)
@@ -789,7 +789,7 @@ MixingCalls = Callable[..., Iterator[Call]]
 
 
 def mixing_calls(kind: MixingKind, work: StepWork[Num]) -> Iterator[tuple[MixingCalls, tuple[Num, ...]]]:
-    """Token-mixing calls of one layer and their sizes: one kernel for mixed batches if the library has it, else
+    """Token-mixing calls of one layer and their sizes. One kernel for mixed batches if the library has it, else
     decoding sequences and prompt chunks in kernels of their own; of single steps only what runs."""
     decoding, prefilling, many = work.decode_seqs, work.prefill_seqs, isinstance(work.decode_seqs, np.ndarray)
     chunks = (work.prefill_tokens, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])

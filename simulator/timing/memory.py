@@ -1,4 +1,4 @@
-"""How many KV blocks fit beside the weights on one replica."""
+"""KV blocks that fit beside the weights on one replica."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from simulator.timing.kernels import LOGIT_BYTES
 ANY = 1 << 40
 """Number of pages, practically unlimited, of a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
-"""Below this ratio of the commoner to the rarer kind of layer a group has as many layers as the commoner."""
+"""Ratio of the commoner to the rarer kind of layer below which a group counts the commoner."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on ONE chip of the pipeline stage with the least room, and the KV blocks of the replica that follow."""
+    """Bytes on ONE chip of the pipeline stage with the least room, and the replica's KV blocks."""
 
     capacity_bytes: float
     weight_bytes: float
@@ -62,7 +62,7 @@ class MemoryPlan:
 
 
 class HybridPages(NamedTuple):
-    """One page size for the keys and the states of a hybrid model, as vLLM's cache manager has it, on ONE chip."""
+    """Page size for the keys and states of a hybrid model on ONE chip, as vLLM's cache manager has it."""
 
     tokens: int
     """Tokens whose keys one layer's page holds."""
@@ -342,7 +342,7 @@ def _state_words(states: float, sequences: int) -> str:
 
 
 def _stage_words(deployment: Deployment) -> str:
-    """Which pipeline stage it is, where it is not the whole model."""
+    """Name of the pipeline stage; empty for the whole model."""
     if deployment.first_stage and deployment.last_stage:
         return ""
     return f" (a pipeline stage of {deployment.architecture.num_layers} layers)"

@@ -17,8 +17,8 @@ Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``
 
 
 class OtherDevice(NamedTuple):
-    """Layers that another chip runs: whole ones, before those of the deployment's own chip, or the experts of its
-    first ones."""
+    """Layers that another chip runs. Whole ones, before those of the deployment's own chip, or the experts of its first
+    ones."""
 
     chip: Chip
     kernels: KernelLibrary

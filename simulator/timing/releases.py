@@ -1,4 +1,4 @@
-"""Releases of engines against what constants were fitted on and the age of a model: how well a build is known."""
+"""Releases of engines against those that constants were fitted on, and the age of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from forerun.yaml_files import packaged
 
 BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
-"""How a build of an engine stands to the fits: among their releases, before or after them, out less than ``TUNING``
+"""Relation of an engine's build to the fits. Among their releases, before or after them, out less than ``TUNING``
 months after the model that it serves, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
 DATED = r"(20\d\d)-?(0[1-9]|1[0-2])"
@@ -21,7 +21,7 @@ gains in one engine fall into this time."""
 
 @cache
 def build_age(framework: str, release: str | None, model: str) -> BuildAge:
-    """How well the fits know a build that serves a model.
+    """Relation of the fits to a build that serves a model.
 
     Args:
         framework: kernel library of the engine, such as ``vllm``.

@@ -59,7 +59,7 @@ BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
 ROWS_TOGETHER = 32
 STEPS_PER_BLOCK = 128
-"""Steps for each block of a ``DecodeTable`` from which many steps are priced by it: one block costs as much as 1,000 of
+"""Steps for each block of a ``DecodeTable`` from which many steps are priced by it. One block costs as much as 1,000 of
 them, unless single steps were priced by it before."""
 EXTRAPOLATED = 1
 
@@ -234,7 +234,7 @@ class MixingPrices:
 
 
 class CallBlock(NamedTuple):
-    """Calls on one chip that run ``times`` times in a step: those before the token mixing of a layer, and after it."""
+    """Calls on one chip that run ``times`` times in a step. Those before the token mixing of a layer, and after it."""
 
     home: Deployment
     calls: Iterable[Call]
@@ -250,7 +250,7 @@ class GroupStep(NamedTuple):
     tokens: Num
     logit_rows: Num
     turns: Num
-    """Prompts computed one after the other, of which ``work`` holds the mean one."""
+    """Prompts computed one after the other; ``work`` holds the mean one."""
     all_group_tokens: Num
     """Tokens of all groups together; those of this one where no experts are shared."""
     expert_tokens: Num
@@ -279,8 +279,7 @@ class StepTimer:
     windows: tuple[int | None, ...] = ()
     """Attention windows of the work to price; default: those of the model (a pipeline stage may lack some)."""
     like: StepTimer | None = None
-    """Timer of the same kernels whose host costs or largest steps may differ; its tables are reused as far as they
-    go."""
+    """Timer of the same kernels with other host costs or largest steps, whose tables are reused."""
     tracked_windows: tuple[int | None, ...] = field(init=False, compare=False)
     _most: int = field(init=False, compare=False)
     """Largest number of tokens that a step computes, the padding of its prompts included."""
@@ -312,8 +311,8 @@ class StepTimer:
     """Tokens computed for a prompt, by its length, where they are computed one after the other."""
     _by_sequence: StepTimer | None = field(init=False, compare=False, default=None)
     _floor_s: float = field(init=False, compare=False)
-    """Host time to launch every kernel of a step one by one, and to read the weights where that is slower than in a
-    captured step; an uncaptured step cannot beat it."""
+    """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat. It also reads the
+    weights, where that is slower than in a captured step."""
 
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
@@ -516,8 +515,8 @@ class StepTimer:
         return GroupStep(seen, tokens, logit_rows, turns, everyone, expert_tokens)
 
     def _one_prompt(self, work: StepWork[Num]) -> tuple[Num, StepWork[Num]]:
-        """How many prompts of a step are computed one after the other, and the work of the mean one, padded; the step
-        as it is where prompts are computed together."""
+        """Number of prompts computed one after the other, and the work of the mean one, padded. The step as it is where
+        prompts are computed together. The step as it is where prompts are computed together."""
         count, tokens = work.prefill_seqs, work.prefill_tokens
         many = isinstance(count, np.ndarray)
         if self._prompt_sizes is None or not (many or count):
@@ -612,7 +611,7 @@ class StepTimer:
         return total
 
     def _mixing_kernels(self, prices: MixingPrices, work: StepWork[IntArray]) -> Iterator[Kernel]:
-        """Token-mixing kernels of one layer of a kind, as far as they are not hidden behind the rest of the layer."""
+        """Token-mixing kernels of one layer of a kind, without the part hidden behind the rest of the layer."""
         kind = prices.kind
         calls = [calls(kind, *sizes) for calls, sizes in mixing_calls(kind, work)]
         for call in chain.from_iterable(zip(*calls, strict=True)):
@@ -689,7 +688,7 @@ class BySequence(StepTimer):
 
     @staticmethod
     def _passes(work: StepWork[Num]) -> tuple[tuple[Num, StepWork[Num]], tuple[Num, StepWork[Num]]]:
-        """How often each of two passes runs, and its work: a sequence that decodes, and all prompts."""
+        """Count and work of two passes: a sequence that decodes, and all prompts."""
         decodes = decode_work(work.decode_seqs, work.query_len, work.decode_kv_tokens)
         prompts = work._replace(
             decode_seqs=0 * work.decode_seqs,
@@ -703,8 +702,8 @@ class BySequence(StepTimer):
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
-    """Timer of a deployment: an existing one with its tables if an equal deployment was
-    timed recently (replicas, replications, points of a study), else a new one.
+    """Timer of a deployment. An existing one with its tables if an equal deployment was timed recently (replicas,
+    replications, points of a study), else a new one.
 
     Args:
         deployment: model and chips.

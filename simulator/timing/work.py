@@ -64,8 +64,8 @@ class StepWork(NamedTuple, Generic[Number]):
     """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
     is the work of all groups together."""
     trimmed: Num = 0
-    """Tokens by which ``decode_seqs * query_len`` exceeds what is verified, where sequences verify unequal numbers of
-    draft tokens; less than ``decode_seqs``."""
+    """Tokens by which ``decode_seqs * query_len`` exceeds the verified ones; less than ``decode_seqs``. Not 0 where
+    sequences verify unequal numbers of draft tokens."""
 
     @property
     def numbers(self) -> list[Num]:

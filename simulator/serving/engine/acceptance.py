@@ -15,7 +15,7 @@ from simulator.speculation.confidence import SEEN_CLASSES
 @cython.final
 @cython.cclass
 class Thresholds:
-    """Draws below which so many draft tokens are accepted, ascending; one row per class of requests."""
+    """Draws below which 1, 2, ... draft tokens are accepted, ascending; one row per class of requests."""
 
     values: cython.ulonglong[:, ::1]
     classes: cython.longlong
@@ -62,7 +62,7 @@ class Draws:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def accepted(self, request: cython.longlong, step: cython.longlong, context: cython.longlong) -> cython.longlong:
-        """Draft tokens that a request accepts in its ``step``-th verify step, with so many tokens in its cache."""
+        """Draft tokens that a request accepts in its ``step``-th verify step, given the tokens in its cache."""
         table: Thresholds = self.usual
         row: cython.longlong = self.row(request, step)
         taken: cython.longlong = self.positions
@@ -168,7 +168,7 @@ class Budget:
     counts: cython.longlong[::1]
     """Sequences of the present step by class."""
     next_size: cython.longlong[::1]
-    """Smallest captured number of tokens that is at least so many."""
+    """Smallest captured number of tokens that is no smaller."""
     prompt_token_s: cython.double
     with_prompts: cython.bint
     around_s: cython.double[::1]
@@ -199,8 +199,8 @@ class Budget:
     def choose(
         self, batch: list[Sequence], prompt_tokens: cython.longlong, cut: cython.longlong = 0
     ) -> cython.longlong:
-        """Set ``verified`` of each sequence of a batch, the last of which has ``cut`` draft tokens less; returns the
-        tokens that all verify, one each included."""
+        """Set ``verified`` of each sequence of a batch; the last has ``cut`` draft tokens less. Returns the tokens that
+        all verify, one each included."""
         sequence: Sequence
         place: cython.longlong
         count: cython.longlong

@@ -21,7 +21,7 @@ ALL_BITS = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
 TICKS_PER_S = cython.declare(cython.double, 2.0**40)
 EXACT_S = cython.declare(cython.double, 2.0**13)
 TO_WHOLE = cython.declare(cython.double, 1.5 * 2.0**52)
-"""Added and taken away again it rounds a double below 2^51 to a whole number, half to even, as ``round`` does."""
+"""Constant whose addition and subtraction rounds a double below 2^51, half to even, as ``round`` does."""
 NAN = cython.declare(cython.double, float("nan"))
 INFINITE = cython.declare(cython.double, float("inf"))
 

@@ -88,7 +88,7 @@ class Drafting:
 
     @cython.cfunc
     def rests(self, tokens: cython.longlong) -> cython.bint:
-        """True if the drafter is idle at the end of a step that proposes so many tokens."""
+        """True if the drafter is idle at the end of a step that proposes ``tokens``."""
         return not tokens and not self.follows
 
     @cython.exceptval(-1, check=True)
@@ -96,7 +96,7 @@ class Drafting:
     def choose(
         self, batch: list[Sequence], prompt_tokens: cython.longlong, waiting: cython.longlong
     ) -> cython.longlong:
-        """The policy's choice for the end of a step of so many sequences."""
+        """The policy's choice for the end of a step of this batch."""
         seqs: cython.longlong = len(batch)
         context: cython.longlong = 0
         sequence: Sequence
@@ -114,7 +114,7 @@ class Drafting:
 
     @cython.cfunc
     def work(self, tokens: cython.longlong, batch: list[Sequence]) -> DraftWork:
-        """Work of the drafter in a step that proposes so many tokens, for sequences that may lack some in its cache."""
+        """Work of the drafter in a step that proposes ``tokens``, for sequences that its cache may lack."""
         plain: DraftWork = self.unskipped[2 * tokens + (tokens != self.tokens)]
         sequence: Sequence
         seqs: cython.longlong = 0

@@ -11,7 +11,7 @@ from simulator.serving.engine.common import ALL_BITS, GOLDEN, cython
 @cython.final
 @cython.cclass
 class HashBlocks:
-    """Hash table of prefix hash blocks, with a few numbers for each, and optionally a list of them in order of use.
+    """Hash table of prefix hash blocks with a few numbers each, and optionally their order of use.
 
     Open addressing with linear probing, at most half full.
     """

@@ -14,8 +14,8 @@ from simulator.serving.engine.loop import Engine
 @cython.final
 @cython.cclass
 class Lockstep:
-    """Engines behind one router in simulated time: each runs by itself to the next moment at which others could see
-    it. Of the steps that are planned the next to end comes first, of equals the one that was planned first.
+    """Engines behind one router in simulated time. Each runs by itself to the next moment at which others could see it.
+    Of the steps that are planned the next to end comes first, of equals the one that was planned first.
 
     Args:
         env: simulated time, a ``Timeline``.

@@ -32,7 +32,7 @@ STEPS = cython.declare(cython.longlong, SCALARS.index("steps"))
 COPIES = cython.declare(cython.longlong, SCALARS.index("copies_s"))
 WORK_AT = cython.declare(cython.longlong, len(SCALARS))
 MERGED_STEPS = cython.declare(cython.longlong, 64)
-"""Where step rows are many, so many consecutive decode steps of one unchanged batch share one."""
+"""Most decode steps of one unchanged batch that share a row, where rows are many."""
 COUNTING = (UnifiedScheduler, NoEvictScheduler, PrefillFirstScheduler, SglangScheduler)
 """Schedulers that may count sequences which decode in every step instead of listing them."""
 PROGRESS_EVERY = cython.declare(cython.longlong, 256)
@@ -95,7 +95,7 @@ class Engine:
     _unseen_steps: cython.longlong
     """Decode steps since it last looked for requests; no fewer than the interval after a prompt or a pause."""
     arrivals: Arrivals | None
-    """Where all requests are known in advance, in place of asking the source."""
+    """Arrivals where all requests are known in advance, in place of the source."""
     coming_s: cython.double[::1]
     """One number: when the next request is seen, where the source is polled."""
     _plan: StepPlan
@@ -120,7 +120,7 @@ class Engine:
     _repeated: Repeated
     """Prices of the latest steps, while they differ in their keys alone."""
     _plain: cython.bint
-    """True if a step has nothing but its seconds: no copies, no batch that is looked at only now and then."""
+    """True if a step has nothing but its seconds: no copies, no batch that is looked at now and then."""
     _round: cython.longlong
     _merged: cython.longlong
     """Steps in it, and the sums of what it holds the means of."""
@@ -197,7 +197,7 @@ class Engine:
 
     @cython.ccall
     def collect(self, seen: cython.double) -> None:
-        """Take in what arrived by ``seen``, when the step to come is decided, if it is time to look for requests."""
+        """Take in arrivals up to ``seen``, when the next step is decided, if requests are due to be looked for."""
         request: cython.longlong
         self.scheduler.seen_s = seen
         if self._recv_interval > 1:
@@ -229,7 +229,7 @@ class Engine:
 
     @cython.ccall
     def again(self, earlier: Any) -> Sequence:
-        """A request of any engine with what it has delivered and nothing in any cache: all of it is computed again."""
+        """A request of any engine with its delivered tokens and an empty cache: all of it is computed again."""
         made: Sequence = Sequence(
             earlier.index, earlier.input_tokens, earlier.output_tokens, earlier.priority, earlier.arrival_s
         )
@@ -420,7 +420,7 @@ class Engine:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _verify(self, sequence: Sequence, tokens: cython.longlong) -> cython.longlong:
-        """The next verify step of a sequence: how many of so many draft tokens are accepted."""
+        """The next verify step of a sequence: the number of accepted draft tokens."""
         index: cython.longlong = sequence.index
         taken: cython.longlong = self.draws.accepted(index, sequence.verify_steps, sequence.computed_tokens)
         taken = min(taken, tokens)
@@ -517,7 +517,7 @@ class Engine:
 
     @cython.ccall
     def tells(self) -> cython.bint:
-        """True if the planned step may have something that others must hear of: an answer or a prompt that is done, or
+        """True if others may have to hear of the planned step. It then has an answer or a prompt that is done, or makes
         room for prompts that wait at another replica."""
         if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.

@@ -16,8 +16,8 @@ CONTEXT_CELL = cython.declare(cython.longlong, 256)
 EXACT_TOKENS = cython.declare(cython.longlong, 32)
 REMEMBERED = cython.declare(cython.double, 10.0)
 FORGET = cython.declare(cython.double, 30.0)
-"""Most drafts that the belief weighs while nothing is drafted, and steps after which 1/e of it is left: requests
-that no drafts were made for replace those observed, so an idle controller has to try drafting again."""
+"""Most drafts that the belief weighs while nothing is drafted, and steps after which 1/e of it remains. Requests that
+no drafts were made for replace those observed, so an idle controller has to try drafting again."""
 MIX_STEPS = cython.declare(cython.double, 20.0)
 """Steps after which the observed mix of prompts and decoding has decayed to 1/e of its weight."""
 MIX_TOKENS = cython.declare(cython.double, 100.0)
@@ -28,8 +28,8 @@ ENTROPY_WEIGHT = cython.declare(cython.double, 0.4)
 SWITCH_SHARE = cython.declare(cython.double, 0.2)
 """Share of the cost of a switch by which the present K must lie behind before it is replaced."""
 MARGIN = cython.declare(cython.double, 0.02)
-"""Share of expected tokens deducted per draft token, beyond its price in a decode step: steps with prompts pay
-for it in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
+"""Share of expected tokens deducted per draft token, beyond its price in a decode step. Steps with prompts pay for it
+in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
 MOST_MARGIN = cython.declare(cython.double, 0.5)
 LEAST_SWITCH_S = cython.declare(cython.double, 1e-4)
 """Least cost assumed for a change of K, in seconds, so that noise alone causes no switch."""
@@ -38,7 +38,7 @@ LEAST_SWITCH_S = cython.declare(cython.double, 1e-4)
 @cython.exceptval(-1, check=True)
 @cython.ccall
 def after_margin(tokens: cython.longlong) -> cython.double:
-    """Share of expected tokens that counts with so many draft tokens: ``MARGIN`` less for each, and at least half."""
+    """Share of expected tokens that counts, by draft tokens: ``MARGIN`` less for each, and at least half."""
     return 1.0 - min(MOST_MARGIN, MARGIN * tokens)
 
 
@@ -377,7 +377,7 @@ class EntropyGate(Gate):
 @cython.final
 @cython.cclass
 class Forerun(LearningPolicy):
-    """Switches K when the loss of keeping it reaches ``SWITCH_SHARE`` of the cost of a switch: a work function over K.
+    """Switches K when the loss of keeping it reaches ``SWITCH_SHARE`` of a switch's cost: a work function over K.
 
     For every K, each step adds the time that K loses to the best one, by the observed acceptance rates and the
     timing model. K is rated by how fast requests finish: by Little's law, mean latency is the number of requests

@@ -90,7 +90,7 @@ class NoPrefixCache:
     """Stands in where nothing is cached."""
 
     shared_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks that more than one request counts as its own: a hash block held by r requests counts r - 1 times."""
+    """Blocks that several requests count as their own: a hash block held by r requests counts r - 1 times."""
     idle_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks that are cached and that no request uses."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
@@ -229,8 +229,7 @@ class PrefixCache(NoPrefixCache):
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def spared(self, request: cython.longlong, whole: cython.longlong) -> cython.longlong:
-        """The tokens that ``match`` spares a whole prompt, of which so many hash blocks at the start are known to be
-        whole and on the chip."""
+        """Tokens that ``match`` spares a whole prompt, given its leading hash blocks on the chip."""
         prompt: cython.longlong = self._input_tokens[request]
         prompt_blocks: cython.longlong = prompt // self._block_size
         self._walk(request, min(whole, prompt_blocks // self._whole), prompt_blocks)
@@ -244,7 +243,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.cfunc
     def _walk(self, request: cython.longlong, whole: cython.longlong, most: cython.longlong) -> None:
-        """Find the hash blocks of a request that are cached without a gap, up to ``most`` engine blocks; the first
+        """Find the hash blocks of a request that are cached without a gap, up to ``most`` engine blocks. The first
         ``whole`` are known to be."""
         position: cython.longlong
         earlier: cython.longlong
@@ -293,8 +292,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
-        """A request starts to use so many cached hash blocks; those in host memory are copied to blocks that it counts
-        as its own."""
+        """Let a request use cached hash blocks. Those in host memory are copied to blocks that it counts as its own."""
         position: cython.longlong
         slot: cython.longlong
         blocks: cython.longlong
@@ -338,7 +336,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def finish(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
-        """A request has ended: its answer is kept as far as hashes know it, but for the last token, and let go."""
+        """End a request: keep its answer as far as hashes know it, without the last token."""
         if self._answers:
             computed: cython.longlong = self._input_tokens[request] + self._output_tokens[request] - 1
             hash_blocks = self._keep(
@@ -351,8 +349,7 @@ class PrefixCache(NoPrefixCache):
     def _keep(
         self, request: cython.longlong, hash_blocks: cython.longlong, complete: cython.longlong
     ) -> cython.longlong:
-        """The first ``complete`` tokens of a request are in the cache: their hash blocks are, from now on, as far as
-        they were not; returns how many it holds."""
+        """Put the hash blocks of a request's first ``complete`` tokens into the cache; returns how many it holds."""
         blocks: cython.longlong
         hash_block: cython.longlong
         prompts: Prompts = self._prompts

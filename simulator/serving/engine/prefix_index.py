@@ -1,4 +1,4 @@
-"""Which replicas hold which prefix hash blocks: for prefix-aware routers."""
+"""Replicas by the prefix hash blocks that they hold, for prefix-aware routers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.serving.engine.hash_blocks import HashBlocks, Prompts
 
 @cython.cclass
 class HolderIndex:
-    """Which replicas hold each hash block, as bits: one walk tells of all replicas how much of a prompt they hold.
+    """Holders of each hash block as bits: one walk gives every replica's share of a prompt.
 
     Args:
         hashes: prefix hashes of all requests.

@@ -51,7 +51,7 @@ TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
 @cython.final
 @cython.cclass
 class Repeated:
-    """Values of a program at a decode step, for the steps after it that differ from it in their keys alone."""
+    """Values of a program at a decode step, for later steps that differ in their keys alone."""
 
     values: cython.double[::1]
     steps: cython.longlong[::1]
@@ -179,7 +179,7 @@ class Column:
 @cython.final
 @cython.cclass
 class DecodeRow:
-    """Decode attention of one batch size by keys: values at equally spaced contexts, as ``DecodeTable`` keeps them (NaN
+    """Decode attention of one batch size by keys. Values at equally spaced contexts, as ``DecodeTable`` keeps them (NaN
     where none was requested)."""
 
     width: cython.longlong
@@ -291,7 +291,7 @@ class Program:
     sources: list[Any]
     """A ``Column``, ``DecodePrices``, ``Terms`` or function for each source of the recording; shared like it."""
     operands: cython.longlong[::1]
-    """How many numbers each of them takes."""
+    """Number of operands of each operation."""
     _by_keys: dict[Any, Any]
     """``Repeated.steps`` by the step at which the function ends; None where it has to run as a whole."""
 

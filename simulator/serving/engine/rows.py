@@ -114,7 +114,7 @@ class Gaps:
 
     @cython.cfunc
     def add(self, seconds: cython.double, count: cython.longlong) -> None:
-        """``count`` requests had their next token after so many seconds."""
+        """Count ``count`` requests whose next token came after this gap."""
         if self.used == len(self.seconds):
             self.log.pool_gaps(*self.table())
             self.used = 0

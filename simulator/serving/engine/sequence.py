@@ -77,7 +77,7 @@ class Sequence:
         priority: cython.longlong,
         arrival_s: cython.double,
     ) -> None:
-        """Be a request of which nothing is computed."""
+        """Become a request without computed tokens."""
         self.index = index
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens
@@ -148,7 +148,7 @@ class StepPlan:
     blocks_in = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied back from host memory before the step."""
     parts = cython.declare(list, visibility="public")
-    """The plans of attention groups, of which this one is the sum; empty where there is one group."""
+    """Plans of attention groups, whose sum this one is; empty where there is one group."""
 
     def __init__(self) -> None:
         self.parts = self.padding = NONE

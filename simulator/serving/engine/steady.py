@@ -23,7 +23,7 @@ class Steady:
     """
 
     count: cython.longlong
-    """How many they are."""
+    """Number of counted sequences."""
     cached: cython.longlong
     """Tokens in their caches."""
     left: cython.longlong
@@ -42,11 +42,11 @@ class Steady:
     _page_tokens: cython.longlong
     _page_blocks: cython.longlong
     _growing: cython.longlong[::1]
-    """How many need another page, by the step modulo the tokens of a page."""
+    """Number that needs another page, by the step modulo the tokens of a page."""
     _ending: dict[Any, Any]
     """Sequences in the order of the batch, by the step after which they have all their tokens."""
     _filling: cython.longlong[::1]
-    """How many read fewer keys than a window has, by window."""
+    """Number that reads fewer keys than a window has, by window."""
     _full: list[dict[int, int]]
     """Number of these that read as many as it has for the first time, by window and step."""
 

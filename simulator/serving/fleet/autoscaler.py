@@ -45,7 +45,7 @@ class FleetLoad:
 
 
 class Rule(Protocol):
-    """How many replicas there should be."""
+    """Rule for the number of replicas."""
 
     def wanted(self, now: float, current: int, load: FleetLoad) -> int:
         """Replicas that are wanted, before they are held between ``min_replicas`` and ``max_replicas``.
@@ -167,7 +167,7 @@ class Autoscaler:
         self._queued, self._changed = queued, changed
         self._rule = RULES[config.rule](config)
         self._starts = [0] * len(sources)
-        """How often each replica was started."""
+        """Number of starts of each replica."""
         self._state = ["on" if index < initial else "off" for index in range(len(sources))]
         for source, state in zip(sources, self._state, strict=True):
             source.closed = state != "on"
@@ -243,7 +243,7 @@ class Autoscaler:
         self._changed()
 
     def _stop(self) -> None:
-        """Stop the youngest replica: one that starts at once, else one that is on, when it has ended what it has."""
+        """Stop the youngest replica: one that is starting, else one that is on, once its requests have ended."""
         for state, after in (("starting", "off"), ("on", "draining")):
             if state in self._state:
                 index = len(self._state) - 1 - self._state[::-1].index(state)

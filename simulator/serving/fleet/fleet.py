@@ -45,7 +45,7 @@ class Fleet:
     """Links from each prefill pool to each decode pool, by their names."""
     faults: Faults | None = None
     autoscaler: AutoscalerConfig | None = None
-    """Opens and closes the replicas of the only pool, of which ``initial`` are on at first."""
+    """Opens and closes the replicas of the only pool; ``initial`` are on at first."""
     initial: int = 1
 
     def mixed(self, *roles: Role) -> bool:

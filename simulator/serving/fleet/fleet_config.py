@@ -32,7 +32,7 @@ class RouterConfig(Section):
     max_outstanding: PositiveInt | None = None
     """Most requests that a replica holds, waiting and running; default: no limit."""
     when_full: AdmissionName = "queue"
-    """What happens to a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
+    """Rule for a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
     max_queue: Annotated[int, Field(ge=0)] | None = None
     """Most requests that wait at the router; those beyond fail. Default: no limit."""
 
@@ -62,17 +62,18 @@ class PoolConfig(Section):
 
 
 class KvTransferConfig(Section):
-    """How a prompt's KV travels from a prefill replica to a decode replica."""
+    """Transfer of a prompt's KV from a prefill replica to a decode replica."""
 
     link: str | None = None
     """Catalogue name or path of the link; default: the prefill chip's scale-out link."""
     links: PositiveInt | None = None
     """Links that carry one transfer together; default: one per chip, of the smaller of the two replicas."""
     first_token: Literal["prefill", "decode"] | None = None
-    """Who delivers the first token. ``prefill`` samples it and hands it on (SGLang, TensorRT-LLM); under ``decode`` the
-    decode replica computes the last prompt token again and samples (vLLM). Default: as ``engine.framework`` does."""
+    """Role that delivers the first token. ``prefill`` samples it and hands it on (SGLang, TensorRT-LLM); under
+    ``decode`` the decode replica computes the last prompt token again and samples (vLLM). Default: as
+    ``engine.framework`` does."""
     routing: RoutingName = "least-outstanding"
-    """How prompts that are done are spread over the decode replicas."""
+    """Routing of finished prompts over the decode replicas."""
     draft_kv: Literal["send", "recompute", "skip"] = "send"
     """KV of a drafter on the same chips: ``send`` it with the target's (SGLang; vLLM where the drafter's KV groups are
     transferable), ``recompute`` it in the prompt's first step at the decode replica (vLLM with NIXL and a separate MTP
@@ -88,7 +89,7 @@ class AutoscalerConfig(Section):
     """
 
     rule: Literal["hpa", "llm-d"] = "hpa"
-    """Which autoscaler."""
+    """Name of the autoscaler."""
     metric: Literal["outstanding", "running", "waiting", "kv_cache"] = "outstanding"
     """hpa: requests running or waiting, one of the two, or the share of KV blocks in use (0 to 1)."""
     target: PositiveFloat | None = None
@@ -140,7 +141,7 @@ class FaultEvent(Section):
     at_s: Annotated[float, Field(ge=0, le=LONGEST_S)]
     """When it fails, in simulated time."""
     down_s: PositiveSeconds
-    """How long it is down."""
+    """Seconds that it is down."""
 
 
 class FaultsConfig(Section):

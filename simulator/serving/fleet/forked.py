@@ -46,8 +46,8 @@ def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
 
 
 class Helper:
-    """A copy of this process that runs some of the replicas and writes its results to a file: step rows, then
-    all other results, then the file offset at which these begin.
+    """A copy of this process that runs some of the replicas and writes its results to a file. Step rows come first,
+    then all other results, then the file offset at which these begin.
 
     Args:
         serve: runs replicas.

@@ -51,9 +51,9 @@ class Pool:
     step_factors: tuple[float, float] = (1.0, 1.0)
     """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""
     hits: DrawnHits | None = None
-    """How each replica draws what passes attention-level speculation; None: steps take the mean, or there is none."""
+    """Draws of attention-level speculation, for each replica; None: steps take the mean, or there is none."""
     budget: VerifyBudget | None = None
-    """How many draft tokens of each sequence a step verifies; None: all."""
+    """Number of draft tokens that a step verifies of each sequence; None: all."""
 
     @property
     def rules(self) -> SchedulerFacts:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KvTransfers(Protocol):
-    """Where a prefill replica's finished prompts go."""
+    """Destination of a prefill replica's finished prompts."""
 
     samples_first: bool
     """True if the prefill replica delivers the first token."""

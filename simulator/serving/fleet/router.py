@@ -243,8 +243,8 @@ class Router:
 
 
 def _followers(log: RunLog, requests: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Requests that wait for each of ``requests``, and how many each waits for; those that cannot be served are not
-    waited for."""
+    """Requests that wait for each of ``requests``, and the number that each waits for. Requests that cannot be served
+    are not waited for."""
     followers: dict[int, list[int]] = {}
     counts: dict[int, int] = {}
     if log.stream.follows is None:

@@ -116,7 +116,7 @@ class Transfers:
         self.call()
 
     def failed(self, index: int) -> None:
-        """A replica is about to lose its caches: what it was to send is dropped, what it was to receive goes to another
+        """Handle a replica that is about to lose its caches. Transfers from it are dropped, those to it go to another
         replica.
 
         A prompt on its way is whole in its source until it has arrived, so the loss of its receiver costs no more than

@@ -26,7 +26,7 @@ MOST_TOLERANCE = 1.0
 
 
 class AttentionSpeculationConfig(Section):
-    """How often speculative attention passes, what it covers, and what the mechanism costs.
+    """Pass rate, scope and costs of attention-level speculation.
 
     Give one of ``hit_rate``, ``hit_rate_by_context`` and ``task``. Costs left out are estimated from the chip and its
     link, with ranges (``simulator.speculation.attention_level.parameters``).
@@ -39,32 +39,33 @@ class AttentionSpeculationConfig(Section):
     task: str | None = None
     """A task with published hit rates: ifeval, gpqa, gsm8k, hotpotqa."""
     lambda_: Annotated[PositiveFloat | None, Field(alias="lambda")] = None
-    """Tolerance of the verification rule; default 0.10, which every hit rate is taken to belong to: another lambda
+    """Tolerance of the verification rule. Default 0.10, which every hit rate is taken to belong to: another lambda
     moves it by ``ErrorModel``."""
     window_tokens: PositiveInt = WINDOW_TOKENS
-    """S: tokens of the first and of the last chunk, 2 S in all; hit rates belong to the default and move likewise."""
+    """S: tokens of the first and of the last chunk, 2 S in all. Hit rates belong to the default and move likewise."""
     reading: Reading = "next-attention"
-    """Where the groups wait for one another: the next attention kernel, the same layer, or never (``pipelined``)."""
+    """Point at which the groups wait for one another: the next attention kernel, the same layer, or never
+    (``pipelined``)."""
     prefill: Literal["context-parallel", "replicated"] = "context-parallel"
-    """Whether each group computes half of a prompt and sends its keys and values to the other, or all of it."""
+    """Division of a prompt: each group computes half and sends its keys and values, or all of it."""
     verification: Literal["joint", "every-query", "per-request"] = "joint"
-    """Whether one norm decides for the whole batch, or every query has to pass; or every request is verified by itself
-    and those that fail alone are rolled back."""
+    """Unit that passes or fails: the whole batch by one norm, every query, or each request. Verified by themselves,
+    requests that fail alone are rolled back."""
     batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Of the errors of a batch's queries in one layer, where each is looked at: 0 = each fails by itself, 1 = all
-    together. Nobody has published one: try both ends."""
+    """Correlation of the errors of a batch's queries in one layer. 0 = each fails by itself, 1 = all together. 0 = each
+    fails by itself, 1 = all together. Nobody has published one: try both ends."""
     hits: Literal["mean", "drawn"] = "mean"
-    """Whether a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
+    """True if a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
     layer_correlation: Correlation = LAYER_CORRELATION
-    """Of the errors of neighbouring layers of one step, where hits are drawn."""
+    """Correlation of the errors of neighbouring layers of one step, where hits are drawn."""
     token_correlation: Correlation = TOKEN_CORRELATION
-    """Of the errors of a layer in one step and in the next, likewise."""
+    """Correlation of the errors of a layer in one step and in the next, likewise."""
     send_s: Cost | None = None
     """Fixed part of the one-hop send; its bytes on the link come on top."""
     verify_s: Cost | None = None
     """Fixed part of a verification; reading both outputs comes on top."""
     sync_s: Cost | None = None
-    """Fixed part of the synchronisation at the end of a layer; residual and KV rows on the link come on top."""
+    """Fixed part of the synchronisation at the end of a layer. Residual and KV rows on the link come on top."""
     skip_launch_s: Cost | None = None
     """Seconds to launch one skipped kernel."""
 
@@ -134,7 +135,7 @@ class AttentionSpeculationConfig(Section):
 
 
 def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:
-    """Whether the hardware has the two device groups that speculation needs, and no layout it does not compose with."""
+    """True if the hardware has the two device groups that speculation needs, and no layout it does not compose with."""
     groups = hardware.speculative_parallel
     if config is None:
         if groups != 1:

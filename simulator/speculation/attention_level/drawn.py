@@ -1,4 +1,4 @@
-"""Hits that are drawn layer by layer and step by step, so that a step has no mean time but one of its own."""
+"""Hits drawn layer by layer and step by step, so that each step has a time of its own."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class OutcomeDraws:
         return self._step()[:, 0] < ndtri(rates)
 
     def failing(self, rates: Sequence[float], requests: int, queries: int, correlation: float) -> IntArray:
-        """Requests that fail in each layer of the next step, whose ``queries`` queries pass with chance ``rates[i]``
-        each, their errors correlated as ``batch_hit_rate`` says."""
+        """Requests that fail in each layer of the next step. Each of ``queries`` queries passes with chance
+        ``rates[i]``, their errors correlated as ``batch_hit_rate`` says."""
         from scipy.special import ndtr
 
         state = self._step()
@@ -115,5 +115,5 @@ class DrawnHits:
 
 
 def drawn_hits(groups: DeviceGroups, seed: int, most_seqs: int) -> DrawnHits | None:
-    """How replicas of up to ``most_seqs`` sequences draw hits and misses; None where a step takes their mean."""
+    """Draws of hits and misses for replicas of up to ``most_seqs`` sequences; None where a step takes their mean."""
     return DrawnHits(groups.config, seed, most_seqs) if groups.config.hits == "drawn" else None

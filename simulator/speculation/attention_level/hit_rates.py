@@ -1,4 +1,4 @@
-"""Hit rates: published by task, custom by layer or context, and the error model by which lambda and S move them."""
+"""Hit rates: published by task, custom by layer or context, moved by lambda and S through an error model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
 
 
 def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correlation: float) -> Num:
-    """Chance that so many requests of a batch fail, of which others pass; 0 where a batch is no larger.
+    """Chance that a number of requests fail while others of the batch pass; 0 where a batch is no larger. 0 where a
+    batch is no larger.
 
     Args:
         failing: requests of which a query fails, >= 1.
@@ -124,7 +125,7 @@ HERMITE_NODES = 64
 
 LAYER_CORRELATION = 0.5
 TOKEN_CORRELATION = 0.38
-"""Of the logarithms of the errors of neighbouring layers, and of a layer from one token to the next, each about the
+"""Correlations of logarithmic errors of neighbouring layers, and of a layer from token to token. Each is about the
 layer's own mean. Measured on SmolLM2-135M-Instruct, 160 tokens in a row at 4K, S = 128: 0.57 and 0.52 over this
 project's docs (0.45 five layers on, 0.30 five tokens on, 0.03 after forty), 0.42 and 0.25 over its sources; here the
 means."""

@@ -71,8 +71,8 @@ class LayerTimes:
         return self.pre_s + self.exact_s + self.post_s
 
     def rolled_back(self, pre_s: Seconds, post_s: Seconds) -> LayerTimes:
-        """The layer where some requests of the batch fail and others pass: for those that fail the sender runs what it
-        would have skipped, in so many seconds; the receiver's work stands for the others. Priced as a hit is."""
+        """Layer in which some requests of the batch fail and others pass. For those that fail the sender runs the
+        skipped work in ``seconds``; the receiver's work stands for the others. Priced as a hit is."""
         pre, post = np.minimum(pre_s, self.pre_s), np.minimum(post_s, self.post_s)
         return replace(self, skip_pre_s=pre, skip_post_s=post)
 

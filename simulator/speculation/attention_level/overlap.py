@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
     """KV of one token in one layer on one chip."""
 
     def rest(self, tokens: Num) -> tuple[Num, Num]:
-        """``other_s`` and ``pre_s`` of so many tokens; tables of like batches ask for more than a step may have."""
+        """``other_s`` and ``pre_s`` by tokens. Tables of like batches ask for more than a step may have."""
         held = np.minimum(tokens, len(self.other_s) - 1)
         return self.other_s[held], self.pre_s[held]
 
@@ -99,8 +99,8 @@ class SpeculativeAttention:
         self._set(config)
 
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
-        """The same layers under other hit rates, lambda, S or costs; under several, the steps that it prices
-        come in as many equal parts, one for each.
+        """The same layers under other hit rates, lambda, S or costs. Under several, the steps that it prices come in as
+        many equal parts, one for each.
         """
         other = copy(self)
         other._set(*configs)
@@ -140,8 +140,8 @@ class SpeculativeAttention:
         return GROUPS if self._config.prefill == "context-parallel" else 1
 
     def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
-        """Seconds of one layer in which each group sends the KV of its prompt tokens to the other, which keeps it: one
-        message each way, nothing of it hidden behind attention."""
+        """Seconds of one layer in which each group sends the other the KV of its prompt tokens. One message each way,
+        nothing of it hidden behind attention."""
         sent = self._cost("send_s", tokens) + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
         return np.where(tokens > 0, sent, 0.0) if isinstance(tokens, np.ndarray) else sent if tokens else 0.0
 
@@ -181,7 +181,7 @@ class SpeculativeAttention:
         return _of_each(self._layer_rates(keys / seqs), whole)
 
     def outcome_change(self, seqs: int, query_len: int, keys: int, failing: IntArray) -> float:
-        """Seconds by which a step in whose layers so many sequences fail differs from the mean step; where they do not
+        """Seconds by which a step with failing sequences in its layers differs from the mean step. Where they do not
         roll back by themselves, all fail or none."""
         change = 0.0
         for shape in self.full_attention:
@@ -310,7 +310,7 @@ class DeviceGroups:
     def range_note(
         self, timer: StepTimer, seqs: IntArray, query_len: IntArray, keys: IntArray, seconds: FloatArray
     ) -> str:
-        """How much longer or shorter decoding takes with every assumed cost at the ends of its range."""
+        """Change of decode time with every assumed cost at the ends of its range."""
         low, high = (seconds_change(self.config, end, timer, seqs, query_len, keys) for end in ("low", "high"))
         total = float(seconds.sum())
         return (

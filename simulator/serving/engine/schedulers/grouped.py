@@ -11,7 +11,7 @@ from simulator.serving.engine.sequence import Sequence, StepPlan
 
 @cython.cclass
 class GroupedScheduler(Scheduler):
-    """Attention data parallelism: groups that step together, each with a queue, a batch, a token budget and blocks of
+    """Attention data parallelism: groups that step together. Each has a queue, a batch, a token budget and blocks of
     its own. A request goes to one of them when it arrives, and stays; a group that has nothing to do takes part in the
     step with a dummy batch, because the experts of a layer wait for all.
 
@@ -123,8 +123,8 @@ class GroupedScheduler(Scheduler):
 
     @cython.cfunc
     def _waits(self) -> cython.bint:
-        """True if prompts wait until every group has one, so that no group idles while another computes its prompts;
-        not where a group has nothing to decode meanwhile, and not for ever.
+        """True if prompts wait until every group has one, so that no group idles while another computes its prompts.
+        Not where a group has nothing to decode meanwhile, and not for ever.
 
         Source: ``_balance_adp_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.0).
         """

@@ -46,8 +46,7 @@ class PrefillFirstScheduler(Scheduler):
 
     @cython.ccall
     def release(self, sequence: Sequence) -> None:
-        """A finished sequence is computed on, its last step again, until the batch is looked at; then its blocks are
-        free."""
+        """Compute a finished sequence's last step again until the batch is looked at; then free its blocks."""
         _drop(self.running, sequence)
         if self._left:
             self._ended.append(self._repeating(sequence))

@@ -16,8 +16,8 @@ def _rank(sequence: Sequence) -> tuple[int, float, int]:
 
 @cython.cclass
 class PriorityScheduler(UnifiedScheduler):
-    """vLLM V1's rule with ``--scheduling-policy priority``: of two requests the one with the lower priority value goes
-    first, of equals the one that arrived first; what makes room is the last in that order.
+    """vLLM V1's rule with ``--scheduling-policy priority``. Of two requests the one with the lower priority value goes
+    first, of equals the one that arrived first; the last in that order makes room.
 
     Source: ``PriorityRequestQueue`` of vllm/v1/core/sched/request_queue.py and ``Scheduler.schedule`` (v0.11): a victim
     that the step had planned already gives its tokens back.

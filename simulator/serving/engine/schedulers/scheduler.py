@@ -51,8 +51,8 @@ class Scheduler:
     closed = cython.declare(cython.bint, visibility="public")
     """True if new requests wait, though there may be room for them."""
     counting = cython.declare(cython.bint, visibility="public")
-    """True if sequences at the head of the batch that decode in every step are counted in ``steady`` instead of
-    listed in plans."""
+    """True if sequences at the head of the batch are counted in ``steady`` instead of listed in plans. They decode in
+    every step."""
     steady: Steady
     _held_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks of all running sequences; a block that several share is counted by each."""
@@ -213,8 +213,8 @@ class Scheduler:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def repeat(self, plan: StepPlan) -> cython.bint:
-        """Let the latest plan be the next one too, where it is a token for each of the sequences that are counted and
-        the batching rule could decide on nothing else."""
+        """Let the latest plan be the next one too. It gives each counted sequence a token, and the batching rule could
+        decide on nothing else."""
         count: cython.longlong = self.steady.count
         running: cython.longlong = len(self.running)
         if not count or plan.steady != count or running != count or plan.chunks or plan.decodes or plan.padding:
@@ -237,7 +237,7 @@ class Scheduler:
 
     @cython.cfunc
     def _waits_for_more(self) -> cython.bint:
-        """True if the prompts at the head of the queue wait, so that more of them are computed in one step.
+        """True if the prompts at the head of the queue wait, so that more of them are computed together.
 
         Source: ``_waiting_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.1).
         """
@@ -449,8 +449,8 @@ class Scheduler:
 
     @cython.cfunc
     def _blocks_to_come(self, sequence: Sequence, blocks: cython.longlong, share: cython.double) -> cython.longlong:
-        """Blocks of the rest of the sequence, beyond ``blocks``, of prompts under way, and of a share of the tokens
-        that the batch will still generate."""
+        """Blocks for the rest of the sequence, for prompts under way, and for a share of the batch's remaining
+        tokens."""
         other: Sequence
         prompts: cython.longlong = 0
         coming: cython.longlong = self.steady.left
@@ -506,7 +506,7 @@ class Scheduler:
 
     @cython.cfunc
     def _decodes_at_once(self, sequence: Sequence) -> cython.bint:
-        """True if the last token of a sequence that has arrived with its KV is a row of a decode step.
+        """True if the last token of a sequence that arrived with its KV is a row of a decode step.
 
         A verify step needs drafts, which follow from a first token, and blocks for them; else the token is a chunk.
 

@@ -63,7 +63,7 @@ class UnifiedScheduler(Scheduler):
 
 @cython.cclass
 class NoEvictScheduler(UnifiedScheduler):
-    """TensorRT-LLM: as vLLM V1, but a request joins the batch once the KV cache holds all of it to its last token.
+    """TensorRT-LLM's rule: vLLM V1's, but a request joins once the KV cache holds it to its last token.
 
     Source: ``GUARANTEED_NO_EVICT``, the default capacity scheduler policy of TensorRT-LLM 1.0; tokens to come are
     counted together, and a block for each sequence, whose last one is partly filled.
