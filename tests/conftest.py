@@ -1,7 +1,5 @@
 """Fixtures shared by all tests."""
 
-import ctypes
-import gc
 import inspect
 import os
 import re
@@ -9,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from give_back import pytest_runtest_teardown as pytest_runtest_teardown
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -72,25 +71,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             fixtures = [one.func for result in item._fixtureinfo.name2fixturedefs.values() for one in result]
             if any(concurrent(one, item.module, set()) for one in (item.function, *fixtures)):
                 item.add_marker("concurrent")
-
-
-STATM = Path("/proc/self/statm")
-GROWTH = 256 << 20
-"""Bytes by which a worker may grow before it gives free pages back: glibc keeps those between live objects."""
-_kept = [0]
-
-
-def resident_bytes() -> int:
-    """Memory of this process."""
-    return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def pytest_runtest_teardown() -> None:
-    """Return freed memory to the system where the process has grown since the last time."""
-    if STATM.exists() and resident_bytes() > _kept[0] + GROWTH:
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        _kept[0] = resident_bytes()
 
 
 @pytest.fixture(autouse=True)

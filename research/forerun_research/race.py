@@ -215,7 +215,7 @@ def controlled(scenario: Scenario, name: str, traffic: PatternTraffic) -> Build:
     return build.with_pools(lambda pool: replace(pool, sampler=sampler))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # the controllers of one race, tens of megabytes each
 def _built(text: str, name: str) -> Build:
     scenario = Scenario.model_validate_json(text)
     custom = plug_in(name, scenario.speculation.depth) if scenario.speculation is not None and ":" in name else None

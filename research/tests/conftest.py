@@ -1,6 +1,7 @@
 """Fixtures of the tests of the research studies."""
 
 import pytest
+from give_back import pytest_runtest_teardown as pytest_runtest_teardown
 
 
 @pytest.fixture(autouse=True)
