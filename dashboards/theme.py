@@ -263,7 +263,8 @@ class ResultFigure(NamedTuple):
 
     name: str
     data: Callable[[Any], Any]
-    """From a run folder, a replay of kernels, or the document of any other result; None where there is nothing."""
+    """Data of the figure, from a run folder, a replay of kernels, or any other result's document. None where there is
+    nothing."""
     draw: Callable[[Any], go.Figure]
     text: Callable[[Any], str] = str
     """The figure in text, for Markdown."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from math import isfinite, isinf
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from forerun.errors import ForerunError, in_words
 
@@ -22,11 +23,11 @@ class DocumentPart:
     """A row of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
 
     def __getitem__(self, key: str) -> Any:
-        return plain_json(self)[key]
+        return plain_json(_held(self)[key])
 
     def keys(self) -> list[str]:
         """Keys of its JSON."""
-        return list(plain_json(self))
+        return list(_held(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,19 @@ class StudyDocument(DocumentPart):
     notes: list[str]
 
 
+def _held(part: Any) -> Json:
+    """Fields of a dataclass by name, without those that JSON leaves out."""
+    held = [(one, getattr(part, one.name)) for one in fields(part)]
+    return {one.name: value for one, value in held if value is not None or "left_out" not in one.metadata}
+
+
 def plain_json(value: Any) -> Any:
     """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
 
     Raises:
         TypeError: for anything JSON has no type for.
     """
-    if hasattr(value, "dtype"):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -59,8 +66,7 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain_json(item) for item in value]
     if is_dataclass(value):
-        held = [(one, getattr(value, one.name)) for one in fields(value)]
-        return {one.name: plain_json(part) for one, part in held if part is not None or "left_out" not in one.metadata}
+        return {name: plain_json(part) for name, part in _held(value).items()}
     if hasattr(value, "model_dump"):
         return plain_json(value.model_dump(by_alias=True))
     if hasattr(value, "__fspath__"):
@@ -86,17 +92,26 @@ def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
     """
     if not isinstance(document, Mapping):
         return document
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(model).validate_python(document)
+        read: T = _adapter(cast(Hashable, model)).validate_python(document)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise ForerunError(f"{'.'.join(map(str, problem['loc']))}: {in_words(problem)}") from None
+        place = ".".join(map(str, problem["loc"]))
+        raise ForerunError(f"{model.__name__}: {place}: {in_words(problem)}") from None
+    return read
 
 
 def json_schema(model: type) -> Json:
     """JSON Schema of a model's documents."""
+    schema: Json = _adapter(model).json_schema(mode="serialization")
+    return schema
+
+
+@cache
+def _adapter(model: Any) -> Any:
+    """Pydantic's reader of a model, made once: it takes longer than reading a document."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(model).json_schema(mode="serialization")
+    return TypeAdapter(model)

@@ -85,7 +85,7 @@ class Result:
     """The command that makes it: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
 
     report: ClassVar[str] = "dashboards.study_report"
-    """Its :class:`ReportModule`, imported when a figure or its files are wanted."""
+    """Name of its :class:`ReportModule`, imported when a figure or its files are wanted."""
 
     @property
     def document(self) -> Json:

@@ -62,7 +62,7 @@ class DecodeKernel(Record):
     0 = no such limit."""
     split_seqs: NonNegative = 0.0
     """Maximum batch size with KV splits; 0 = no limit. vLLM fixes the splits of batches that it captures as a graph and
-    leaves larger ones to the library, which then does not split. 0 = no limit."""
+    leaves larger ones to the library, which then does not split."""
     min_group_to_split: float = 1.0
     """Minimum query heads per KV head at which the library splits the KV axis."""
     tile_rows: float = 64.0
@@ -281,7 +281,7 @@ class PrefillParameters(FamilyParameters):
     tile_columns: float = 64.0
     """Keys per step of a tile."""
     packing: Literal["always", "single", "never"] = "always"
-    """True if query heads that share a KV head fill one tile: always, only for single queries, never."""
+    """Cases in which query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
     """Multiply in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
@@ -290,7 +290,7 @@ class PrefillParameters(FamilyParameters):
     0 = its step is skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
     """Seconds of an extra kernel that regroups query heads by KV head; 0 = none. It runs where single queries are
-    packed (several sequences, several KV heads). 0 = none."""
+    packed (several sequences, several KV heads)."""
     widen_s: NonNegative = 0.0
     """Fixed time in seconds of a pass that copies the cache into 16 bits, for kernels without its arithmetic.
 
@@ -490,7 +490,7 @@ class SparseParameters(FamilyParameters):
     """Rows of queries (heads that share an entry) per work item; fewer are padded."""
     few_heads_efficiency: Fraction = 0.0
     """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads; 0 = the same. Used where kernels
-    that widen 8-bit entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``). 0 = the same."""
+    that widen 8-bit entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``)."""
     pair_s: NonNegative = 0.0
     """Core time in seconds of each pair of query and key, masked or not, per index head.
 

@@ -51,7 +51,7 @@ def _tables(rows: Sequence[ErrorRow]) -> Iterator[str]:
 
 
 def scored_shapes(fitted: str) -> str:
-    """True if a fit of kernels saw the shapes that are scored.
+    """Words on the rows that a fit of kernels saw among the scored shapes.
 
     Args:
         fitted: what it was fitted on, in the words of its profile, which names the split that it obeyed.

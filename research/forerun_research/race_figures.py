@@ -15,7 +15,7 @@ class RaceData(NamedTuple):
 
     controllers: tuple[str, ...]
     regret: tuple[tuple[float, ...], ...]
-    """By controller; shares of the latency of the best fixed K."""
+    """Regret by controller and pattern, as shares of the latency of the best fixed K."""
     winner: str
     basis: str
 

@@ -56,7 +56,8 @@ _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
 compared: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
-"""True if a framework's prefill engine delivers the first token. ``kv_connector`` of v0.9 to v0.11)."""
+"""True for frameworks whose prefill engine delivers the first token. In vLLM the decode engine computes the last prompt
+token again instead ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
 SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
 """GPUs that the link of one server joins (HGX, DGX, OAM baseboards), and chips whose link joins a rack."""
 NOTED_PADDING = 1.05

@@ -59,7 +59,8 @@ class StepAudit:
         self.problems: list[str] = []
         """Descriptions of broken per-step invariants."""
         self.unshared: dict[str, str] = {}
-        """By pool name: a step that reads more keys than its blocks hold. A problem only if no blocks are shared."""
+        """Description by pool of a step that reads more keys than its blocks hold. A problem only if no blocks are
+        shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Least seconds that all steps of each pipelined replica need, by the bounding resource."""
@@ -284,8 +285,8 @@ def transfers(outcome: FinishedRun) -> Iterator[str]:
 
 
 def token_counts(outcome: FinishedRun) -> Iterator[str]:
-    """Steps hand out exactly the tokens that requests receive, and compute each prompt token that was not cached. At
-    most once more at the end of each prompt whose KV was transferred."""
+    """Steps hand out exactly the tokens that requests receive, and compute each prompt token that was not cached. Each
+    is computed once, and at most once more at the end of each prompt whose KV was transferred."""
     records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
     handed, received = int(totals.output_tokens.sum()), int(records.output_tokens[done].sum())
     if handed != received:

@@ -63,8 +63,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
 
 
 def rising_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Zero of a rising function, by bisection to 1e-15 of the range. The nearer end if there is none between. The
-    nearer end if it is 0 nowhere between.
+    """Zero of a rising function, by bisection to 1e-15 of the range. The nearer end if there is none between.
 
     SciPy's solvers need fewer steps, but their import takes longer than a run.
     """

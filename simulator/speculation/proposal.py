@@ -35,7 +35,7 @@ from simulator.speculation.tree import (
 OTHER_RANKS = (0.2533, 0.1692, 0.1202, 0.0833, 0.05, 0.05, 0.05, 0.05, 0.05)
 """Share of the tokens that earlier candidates missed which rank 1, 2, ... catches; assumed beyond the fifth. The first
 head of Medusa on Vicuna-7B (curve ``medusa-vicuna-7b``: 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5
-candidates). 0.5604, 0.6717, 0.7271, 0.7599, 0.7799 of tokens among 1 to 5 candidates); assumed beyond the fifth."""
+candidates)."""
 LENGTH_STEPS = 200
 LEVEL_ERROR = 1e-9
 GROWN_LEVEL_ERROR = 1e-3

@@ -294,9 +294,9 @@ class DraftConfig(Section):
     falls (``acceptance.window_half``) unless the drafter is ``windowed``. Default: acceptance holds at any context,
     with a warning where prompts leave the 2048 tokens that EAGLE heads are usually trained on."""
     windowed: bool | None = None
-    """True if the drafter's attention slides over the last ``trained_window`` tokens. ``sliding_window`` of its
-    config.json, SGLang's ``--speculative-draft-window-size``: acceptance then holds at any context, and a pass reads
-    the KV of the window. Default false."""
+    """True if the drafter's attention slides over the last ``trained_window`` tokens. Then acceptance holds at any
+    context, and a pass reads the KV of the window (``sliding_window`` of its config.json, SGLang's
+    ``--speculative-draft-window-size``). Default false."""
     num_layers: PositiveInt | None = None
     """Layers of a head (default 1; parallel drafter 4), or residual blocks of each Medusa head (default 1)."""
     intermediate_size: PositiveInt | None = None
@@ -311,8 +311,7 @@ class DraftConfig(Section):
     """Tokens that the head can propose; default 32000 for EAGLE-3, the target's for a parallel drafter."""
     markov_rank: PositiveInt | None = None
     """Parallel drafter: rank of a sequential head that corrects each position by the token drafted before it. DSpark:
-    256 in DeepSeek-V4's ``dspark_markov_rank``. 256 in DeepSeek-V4's ``dspark_markov_rank``). Default: none, as DFlash
-    and P-EAGLE."""
+    256 in DeepSeek-V4's ``dspark_markov_rank``. Default: none, as DFlash and P-EAGLE."""
     modules: Literal["shared", "separate"] | None = None
     """MTP: one module run K times (default, as engines do), or K modules. These have weights and KV caches of their
     own."""

@@ -144,8 +144,7 @@ class Deployment:
 
     def expert_slots(self, experts: int) -> int:
         """Places for experts on all chips that share them, equally many each. A number that does not divide leaves some
-        for second copies of the most popular ones (DeepSeek's EPLB: 288 of 256 experts on 144 chips). 288 of 256
-        experts on 144 chips)."""
+        for second copies of the most popular ones (DeepSeek's EPLB: 288 of 256 experts on 144 chips)."""
         return -(-experts // self.expert_parallel) * self.expert_parallel
 
     def stages(self, count: int) -> tuple[Deployment, ...]:

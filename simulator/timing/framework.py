@@ -138,7 +138,7 @@ class Framework(BaseModel):
     """Verification of draft tokens: as several queries of one sequence, or each as a sequence. The latter reads the
     whole context again (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
-    """True if a draft pass serves all sequences, or each sequence has passes of its own (slots of llama.cpp)."""
+    """Sequences of a draft pass: all of them, or each has passes of its own (slots of llama.cpp)."""
     recurrent_drafts: Literal["batched", "per-sequence"] = "batched"
     """Passes of a model with recurrent states beside a drafter: one for all sequences, or one each."""
     fixed_batch: bool = False
@@ -146,7 +146,7 @@ class Framework(BaseModel):
     slots: int = Field(default=0, ge=0)
     """Places of a fixed batch under an engine's limits (``for_engine``)."""
     prompts: Literal["together", "sequential"] = "together"
-    """True if the prompts of a step are computed together, or one after the other, padded to whole sizes."""
+    """Prompts of a step: computed together, or one after the other, padded to whole sizes."""
     host_rows: Literal["running", "slots"] = "running"
     """Sequences that the host handles after a decode step: those that run, or all places of a fixed batch."""
     reduced_bytes: float = Field(default=0.0, ge=0)

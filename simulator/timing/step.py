@@ -516,7 +516,7 @@ class StepTimer:
 
     def _one_prompt(self, work: StepWork[Num]) -> tuple[Num, StepWork[Num]]:
         """Number of prompts computed one after the other, and the work of the mean one, padded. The step as it is where
-        prompts are computed together. The step as it is where prompts are computed together."""
+        prompts are computed together."""
         count, tokens = work.prefill_seqs, work.prefill_tokens
         many = isinstance(count, np.ndarray)
         if self._prompt_sizes is None or not (many or count):

@@ -63,9 +63,9 @@ class Options:
 
 
 Drop = Callable[[RawChunk, Values, Options], Mapping[str, BoolArray]]
-"""From a chunk, its output tokens and the options to rows to leave out, by reason."""
+"""Function of a chunk, its output tokens and the options: rows to leave out, by reason."""
 Prepare = Callable[[RawChunk, dict[object, str]], dict[str, Values]]
-"""From a chunk and what is known of earlier ones to columns that no single column holds."""
+"""Function of a chunk and what is known of earlier ones: columns that no single column holds."""
 FAILED = "failed request"
 """Start of the reasons for leaving out failed requests, which the option ``drop_failures`` controls."""
 

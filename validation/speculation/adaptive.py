@@ -192,7 +192,8 @@ def _span(ends: Sequence[float]) -> str:
 
 
 def _met(published: Sequence[float], predicted: Sequence[float]) -> str:
-    """True if the predicted range lies within 12 % of the published one, on the same side of 1."""
+    """Verdict on a predicted range: ``hit`` within 12 % of the published one and on the same side of 1, else
+    ``miss``."""
     near = predicted[0] >= 0.88 * published[0] and predicted[1] <= 1.12 * published[1]
     return "hit" if near and all((end > 1.0) == (published[0] > 1.0) for end in predicted) else "miss"
 

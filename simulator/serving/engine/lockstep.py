@@ -29,7 +29,7 @@ class Lockstep:
     _phase: Any
     _engines: list[Any]
     _rests: cython.longlong[::1]
-    """True if each waits for something to do."""
+    """1 for each engine that waits for something to do, else 0."""
     _due: list[Any]
     """Engines that plan at the end of this instant."""
     _called: cython.bint

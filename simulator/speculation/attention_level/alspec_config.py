@@ -52,10 +52,10 @@ class AttentionSpeculationConfig(Section):
     """Unit that passes or fails: the whole batch by one norm, every query, or each request. Verified by themselves,
     requests that fail alone are rolled back."""
     batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Correlation of the errors of a batch's queries in one layer. 0 = each fails by itself, 1 = all together. 0 = each
-    fails by itself, 1 = all together. Nobody has published one: try both ends."""
+    """Correlation of the errors of a batch's queries in one layer. 0 = each fails by itself, 1 = all together. Nobody
+    has published one: try both ends."""
     hits: Literal["mean", "drawn"] = "mean"
-    """True if a step takes the mean over hits and misses, or outcomes drawn for each of its layers."""
+    """Time of a step: the mean over hits and misses, or that of outcomes drawn for each of its layers."""
     layer_correlation: Correlation = LAYER_CORRELATION
     """Correlation of the errors of neighbouring layers of one step, where hits are drawn."""
     token_correlation: Correlation = TOKEN_CORRELATION
@@ -135,7 +135,7 @@ class AttentionSpeculationConfig(Section):
 
 
 def check_groups(config: AttentionSpeculationConfig | None, hardware: HardwareConfig) -> None:
-    """True if the hardware has the two device groups that speculation needs, and no layout it does not compose with."""
+    """Check that the hardware has the two device groups of speculation, and a layout that composes with them."""
     groups = hardware.speculative_parallel
     if config is None:
         if groups != 1:

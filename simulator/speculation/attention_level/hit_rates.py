@@ -75,8 +75,7 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
 
 
 def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correlation: float) -> Num:
-    """Chance that a number of requests fail while others of the batch pass; 0 where a batch is no larger. 0 where a
-    batch is no larger.
+    """Chance that a number of requests fail while others of the batch pass; 0 where a batch is no larger.
 
     Args:
         failing: requests of which a query fails, >= 1.

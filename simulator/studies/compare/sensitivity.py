@@ -32,7 +32,7 @@ class Swing(DocumentPart):
     high: float
     source: str
     ratios: dict[str, Ends]
-    """By variant."""
+    """Ratios at both ends, by variant."""
     flips: list[str]
     """Variants whose verdict turns over at one of the ends."""
 

@@ -124,8 +124,8 @@ TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
 FLAT, NEAR = 0.97, 3.0
-"""Bounds on how the SLO ratio moves with load at which requests do not wait. A lower load misses the SLO by at least
-``FLAT`` of the ratio before, and is at most ``NEAR`` times lower."""
+"""Bounds on the SLO ratio at a lower load. Where it is at least ``FLAT`` of what it was before, and at most ``NEAR``,
+requests do not wait."""
 LEAST_SHARE = 1e-6
 """Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
 MOST_RATIO = 2.0
@@ -177,7 +177,7 @@ class LoadPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """True if a candidate meets the objective at a load, how sure that is, and which limit binds."""
+    """Verdict on a candidate at a load: whether it meets the objective, how sure that is, and which limit binds."""
 
     meets: bool
     """True if the mean values and the required share of the runs meet the objective."""

@@ -50,7 +50,7 @@ class SweptPoint(DocumentPart):
         return None
 
     def words(self, path: str) -> str:
-        """Its value of one field, short; ``-`` where it does not set it."""
+        """Value of one field, short; ``-`` where the point does not set it."""
         return settings_name({path: self.set[path]}).partition("=")[2] if path in self.set else ABSENT
 
 
