@@ -44,7 +44,7 @@ class StudyDocument(DocumentPart):
 
 
 def _held(part: Any) -> Json:
-    """Fields of a dataclass by name, without those that JSON leaves out."""
+    """Fields of a dataclass by name, without the fields that JSON omits."""
     held = [(one, getattr(part, one.name)) for one in fields(part)]
     return {one.name: value for one, value in held if value is not None or "left_out" not in one.metadata}
 

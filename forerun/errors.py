@@ -178,11 +178,11 @@ class StalledError(RuntimeError):
 
 
 class ArgumentError(ForerunError):
-    """A value that an argument of a function cannot have; the command line names its option in place of it.
+    """Invalid value of a function argument; the command line names its option instead.
 
     Args:
-        argument: as the function spells it, e.g. ``max_replicas``.
-        message: what is wrong with its value, and what would be right.
+        argument: name of the argument, e.g. ``max_replicas``.
+        message: the fault of its value, and a valid one.
     """
 
     def __init__(self, argument: str, message: str) -> None:
@@ -279,7 +279,7 @@ def at_field(name: str) -> Iterator[None]:
 def one_line(message: str) -> str:
     """``message`` as one printable line: line ends become spaces, control characters and broken text are spelled out.
 
-    The middle of a message beyond ``LONGEST_MESSAGE`` characters is left out: file and reason stand at its ends.
+    The middle of a message longer than ``LONGEST_MESSAGE`` characters is left out, as file and reason are at its ends.
     """
     text = " ".join(message.splitlines())
     if not text.isprintable():
@@ -289,15 +289,15 @@ def one_line(message: str) -> str:
 
 
 LEAST_ALIKE, LEAST_ALIKE_NUMBERED = 0.6, 0.7
-"""Least similarity (``difflib``) of a word that is suggested, and of one with a number: ``gpt-4`` does not mean
-``gpt2`` (0.67)."""
+"""Minimum similarity (``difflib``) for a suggestion, and for a word with a number: ``gpt-4`` does not mean ``gpt2``
+(0.67)."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'h100-sxm'?`` for the known words nearest to ``word``, or an empty string.
 
-    Words of which ``word`` is a part come first (``a100`` means ``a100-sxm-80gb``, ``rate`` means ``request_rate``),
-    the shortest of them first and no more than ``MOST_NEAR``; else the one that is spelled most alike.
+    Words that contain ``word`` come first (``a100`` means ``a100-sxm-80gb``, ``rate`` means ``request_rate``), the
+    shortest first, at most ``MOST_NEAR``; otherwise the word with the most similar spelling.
     """
     words = list(known)
     parts = _parts(word)
@@ -358,7 +358,7 @@ def install_hint(extra: str) -> str:
 
 
 def shown(value: object, width: int = 40) -> str:
-    """``value`` as it may stand in a one-line message: its repr, without line ends, cut to ``width`` characters."""
+    """``value`` for a one-line message: its repr without line ends, cut to ``width`` characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a structure nested too deep

@@ -20,7 +20,7 @@ ALL_OF = re.compile(r"^from (\S+) import \*$", re.MULTILINE)
 
 
 def lent_names(stub: Path, package: str) -> dict[str, str]:
-    """Module of each name that the stub of a package lends, those of other faces included."""
+    """Module of each name that a package's stub exports, including names from ``import *`` lines."""
     text, root = stub.read_text(encoding="utf-8"), stub.parents[package.count(".") + 1]
     lent = {name: module for module, name in PLACE.findall(text)}
     for face in ALL_OF.findall(text):
@@ -33,11 +33,10 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
 
-    The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines
-    and ``from face import *`` lines only. Type checkers and editors read it as it stands; this function reads from it
-    where each name is defined.
-    ``renamed`` maps names of the release before to their new ones. ``installed`` is a module such as
-    ``simulator.studies.installed``, whose names the package lends too.
+    The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines and
+    ``from face import *`` lines only. Type checkers and editors read the stub itself; this function reads from it where
+    each name is defined. ``renamed`` maps names of the previous release to new names. ``installed`` is a module such as
+    ``simulator.studies.installed``, whose names the package exports too.
     """
     home = sys.modules[package]
     places = lent_names(Path(str(home.__file__)).with_suffix(".pyi"), package)

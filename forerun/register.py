@@ -58,7 +58,7 @@ def _adding(
     methods: Mapping[str, int],
     base: type = object,
 ) -> Callable[[Plugin], Plugin]:
-    """A decorator that adds what it decorates and leaves it as it is.
+    """Decorator that registers a plug-in and returns it unchanged.
 
     Args:
         what: function of this module.
@@ -68,7 +68,7 @@ def _adding(
         add: adds the plug-in.
         takes: arguments that the plug-in is called with.
         methods: methods that a class needs, with the number of arguments that each is called with.
-        base: class that a class builds on.
+        base: required base class.
 
     Raises:
         ForerunError: the name is in use, or the plug-in cannot be called as it will be.
@@ -102,7 +102,7 @@ def _adding(
 
 
 def _check_call(place: str, function: Callable[..., Any], count: int, itself: int = 0) -> None:
-    """Refuse a function that cannot be called with ``count`` arguments, and ``itself`` before them."""
+    """Refuse a function that cannot be called with ``count`` arguments after ``itself``."""
     try:
         signature(function).bind(*range(itself + count))
     except TypeError as error:

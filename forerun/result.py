@@ -73,12 +73,12 @@ class Result:
     * ``summary``: the figures that matter, a dict that prints well;
     * ``document``: what ``--json`` writes, plain JSON values;
     * ``tables()``, ``table(name)``: what the command prints, as :class:`forerun.tables.Table`;
-    * ``to_arrow(name)``, ``to_pandas(name)``: the rows behind it as a data frame;
+    * ``to_arrow(name)``, ``to_pandas(name)``: the result's rows as a data frame;
     * ``figure(name)``: one of ``figures``, a Plotly figure;
     * ``save(folder)``: the JSON and the report as HTML and Markdown, as ``--out`` writes them.
 
-    It renders itself in a notebook, can be pickled, and equals another of the same content. A subclass says ``kind``
-    and ``document``, builds its tables once in ``tables()`` and its rows in ``records()``.
+    A result renders itself in a notebook, can be pickled, and equals another result of the same content. A subclass
+    says ``kind`` and ``document``, builds its tables once in ``tables()`` and its rows in ``records()``.
     """
 
     kind: ClassVar[str]
@@ -103,7 +103,7 @@ class Result:
         raise NotImplementedError
 
     def tables(self) -> list[Table]:
-        """Its tables, the main one first."""
+        """Tables of the result, the main one first."""
         raise NotImplementedError
 
     def records(self) -> list[Json]:
@@ -138,7 +138,7 @@ class Result:
         return tables[names.index(name)]
 
     def to_arrow(self, name: str = "") -> pa.Table:
-        """The rows of the result, or those of the table of that name, as a pyarrow table.
+        """Rows of the result, or of its table ``name``, as a pyarrow table.
 
         Raises:
             ForerunError: there is no such table.
@@ -237,7 +237,7 @@ class StudyResult(Result, Generic[Data]):
     """
 
     drawn_in: ClassVar[str] = ""
-    """Module whose ``FIGURES`` draw it, imported for the first of them; for studies of other distributions."""
+    """Module whose ``FIGURES`` draw the result, imported at the first figure; for studies of other distributions."""
 
     document_type: ClassVar[type[Any] | None] = None
 

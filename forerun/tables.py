@@ -40,7 +40,7 @@ Tone = Literal["", "good", "bad", "faint", "strong"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value as it is shown: its words, what stands faintly behind them, and a tone.
+    """A displayed value: its text, a fainter text after it, and a tone.
 
     >>> Cell("1.284", aside="1.251..1.320", tone="good", value=1.284)
     Cell(text='1.284', aside='1.251..1.320', tone='good', value=1.284, detail='')
@@ -87,7 +87,7 @@ class Table:
     shown: int | None = None
     """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
     name: str = ""
-    """Under which a result hands it out: ``result.table("candidates")``."""
+    """Name of the table in its result: ``result.table("candidates")``."""
     details: Container[str] = ()
     """Headings of columns, and labels of rows, that a terminal shows with ``--full`` alone."""
 
@@ -116,8 +116,8 @@ class Table:
     def rich(self, width: int = TEXT_COLUMNS) -> RichTable:
         """The table for a terminal of ``width`` characters, in which no figure and no label is cut.
 
-        One that is too wide has its cells broken over lines; where that is not enough it is turned, so that its rows
-        stand side by side, and where that is not enough either, each row becomes a list of its cells.
+        A table that is too wide gets its cells broken over lines; if that is not enough, it is transposed, and if that
+        is not enough either, each row becomes a list of its cells.
         """
         shown = self.rows[: self.shown]
         for layout in (self, self._turned()):
@@ -201,7 +201,7 @@ def pairs(title: str, rows: Iterable[tuple[str, Value]], name: str = "") -> Tabl
 
 
 def faint(row: Sequence[Value]) -> list[Value]:
-    """A row that stands back behind the others."""
+    """A row in faint type."""
     return [
         replace(cell, tone="faint") if isinstance(cell, Cell) else Cell(cell_text(cell), "", "faint", cell)
         for cell in row
@@ -209,7 +209,7 @@ def faint(row: Sequence[Value]) -> list[Value]:
 
 
 def arrow_column(values: Sequence[object]) -> pa.Array[Any]:
-    """Values as a column; texts where they are of several kinds."""
+    """Values as an Arrow column; converted to text if their types differ."""
     import pyarrow as pa
 
     try:

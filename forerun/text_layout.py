@@ -1,4 +1,4 @@
-"""Text in lines of a given width: breaks stand between words, no figure is parted from its unit."""
+"""Text in lines of a given width: breaks fall between words, and a figure keeps its unit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lines_of(text: str, width: int) -> list[str]:
 
 
 def shared_widths(least: Sequence[int], widest: Sequence[int], room: int) -> list[int]:
-    """Widths of columns: the least of each, then what the first needs to be unbroken, then the others alike."""
+    """Column widths: each gets its minimum, then the first what it needs to be unbroken, then the others equally."""
     widths = list(least)
     left = room - sum(widths)
     first = min(left, widest[0] - widths[0])

@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """For ``Annotated``: a text must be one of the names, to which plug-ins may add."""
+    """Marker for ``Annotated``: a text must be one of the names; plug-ins may add names."""
 
     names: Mapping[str, object]
 

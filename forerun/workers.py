@@ -24,8 +24,8 @@ T = TypeVar("T")
 ORPHAN_CHECK_S = 1.0
 """Seconds between two looks of a worker at whether the process that it works for still lives."""
 OWN_WORK_S = 2.0
-"""CPU seconds of work that a study does before it starts processes. Each of them prices kernels anew that this one has
-not priced yet."""
+"""CPU seconds of work that a study does before it starts processes. Each new process prices again the kernels that this
+one has not priced yet."""
 
 
 def cores() -> int:
@@ -48,12 +48,12 @@ class StartedWork(Generic[T]):
 class Workers:
     """A pool of ``count`` processes; with 0 the work is done by the caller when it requests the result.
 
-    The processes end with the one that started them, however that ends. Where one of them dies, whatever was under way
-    is tried once more, one at a time, so that only the work that killed it is lost.
+    The worker processes end with the process that started them, however it ends. If a worker dies, all tasks under way
+    are tried once more, one at a time, so that only the task that killed it is lost.
 
     Args:
         count: processes.
-        own_work_s: CPU seconds of work that the caller does by itself before processes are started for the rest.
+        own_work_s: CPU seconds of work that the caller does itself before it starts processes for the remaining work.
     """
 
     def __init__(self, count: int, own_work_s: float = 0.0) -> None:
@@ -91,7 +91,7 @@ class Workers:
         return StartedWork(result)
 
     def _sent(self, task: Callable[[], T]) -> StartedWork[T]:
-        """Send ``task`` to the processes, which inherit the prices that this one has computed where they are forked."""
+        """Send ``task`` to the worker processes; forked ones inherit the prices that this process has computed."""
         from concurrent.futures.process import BrokenProcessPool
 
         self._pool = self._pool or _process_pool(self._count)
@@ -148,7 +148,7 @@ def _process_pool(count: int) -> ProcessPoolExecutor:
 def _end(pool: ProcessPoolExecutor) -> None:
     """End the processes at once.
 
-    A process that was killed while it waited for work keeps the queue's lock, for which the others would wait.
+    A process that was killed while it waited for work keeps the queue's lock, and the others would wait for that lock.
     """
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""YAML as people's files hold it: YAML 1.2's values, no key twice, and no few lines that stand for gigabytes."""
+"""YAML reader: YAML 1.2's values, no duplicate keys, and a limit on what aliases expand to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST_FILE_BYTES = 4 * 1024**2
 BRACKETS = re.compile(r"[\[\]{}]")
 DEEPEST = 200
 LARGEST_VALUES = 1_000_000
-"""Values that a file may stand for once its aliases are written out."""
+"""Maximum number of values in a file after its aliases are expanded."""
 
 
 class TooLargeError(ForerunError):
@@ -45,14 +45,14 @@ class _Part(NamedTuple):
 
     value: object
     size: int
-    """Values that it stands for once its aliases are written out; 0 while it is being read."""
+    """Number of values after its aliases are expanded; 0 while it is being read."""
     text: str | None
     """Text of a scalar; None for a list or a mapping."""
     mark: Event
 
 
 class _Reader:
-    """Builds values as the parser meets them; whatever it refuses is a ``YAMLError``."""
+    """Builds values as the parser meets them; raises ``YAMLError`` for any fault."""
 
     def __init__(self, text: str) -> None:
         self._parser = _Loader(text)
@@ -141,7 +141,7 @@ def _check_tag(start: Event, tag: str, what: str) -> None:
 
 
 def _lent(part: _Part) -> dict[Any, Any]:
-    """Entries that a merge key adds; of several mappings the first with a key counts."""
+    """Entries that a merge key adds; if several mappings have a key, the first wins."""
     lenders = part.value if isinstance(part.value, list) else [part.value]
     if not all(isinstance(lender, dict) for lender in lenders):
         problem = "expected a mapping or a list of mappings for merging"
@@ -176,7 +176,7 @@ def _scalar(event: Event) -> Any:
 
 
 def _brackets_deep(text: str) -> int:
-    """Most brackets open at once; a parser takes time that grows with the square of it."""
+    """Maximum nesting of brackets; a parser's time grows with its square."""
     depth = deepest = 0
     for bracket in BRACKETS.findall(text):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)

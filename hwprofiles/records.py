@@ -13,7 +13,7 @@ from forerun.errors import did_you_mean, got, in_words, with_new_names
 def _number(value: object) -> object:
     """Read numbers such as 3.35e12, which YAML 1.1 reads as text; reject booleans and numbers with a unit."""
     if isinstance(value, bool):
-        raise ValueError("a number is needed, not a truth value")
+        raise ValueError("a number is needed, not true or false")
     if isinstance(value, str):
         try:
             return float(value)

@@ -87,8 +87,8 @@ def _hide_types(params: Iterable[Any]) -> None:
 
 
 def application(command: str | None = None) -> Typer:
-    """The command line with the commands of the module of ``command``. All of them otherwise (help, completion, a
-    typing error)."""
+    """The command line with the commands of ``command``'s module; with all commands for help, completion or a typing
+    error."""
     app = Typer(
         name="forerun",
         cls=_PanelHelp,

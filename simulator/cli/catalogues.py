@@ -170,7 +170,7 @@ def workloads_fit(
 
 
 def _existing(file: Path, kind: str, folders: bool = False) -> Path:
-    """``file`` itself. Refuses a name of nothing, so that a catalogue name is not taken for a file, and a scenario."""
+    """Return ``file``. Refuses a missing file, so that a catalogue name is not taken for one, and a scenario."""
     from simulator.running.scenario import read_mapping
 
     if not file.exists():

@@ -68,7 +68,7 @@ NoProgressOption = Annotated[bool, Option("--no-progress", help="Never show a pr
 
 
 def written(line: Context) -> dict[str, str]:
-    """Options and arguments that stand on the command line: parameter -> how it is written."""
+    """Options and arguments given on the command line: parameter -> its spelling there."""
     return {
         str(param.name): param.opts[-1]
         for param in line.command.params

@@ -118,14 +118,14 @@ def replicate(
     show_progress: bool = False,
     intervals: bool = False,
 ) -> tuple[RunResult, dict[str, Any], BaseException | None]:
-    """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine what they say.
+    """Run ``scenario`` with seeds ``seed``, ``seed + 1``, ... and combine the results.
 
-    The first run is made here and looks for the error of its model with ``intervals``, the others are made
-    by ``jobs`` processes (None: one per core); what comes out does not depend on how many they are.
+    The first run is made in this process, with the model error if ``intervals``; the other runs are made by ``jobs``
+    processes (None: one per core). Results do not depend on ``jobs``.
 
     Returns:
-        The first result, the combined document of the runs that finished, and what is to be raised once they are
-        written: Ctrl-C, a run over which its worker died, or what is wrong with a result that cannot be.
+        The first result, the combined document of the finished runs, and the exception to raise once these are written:
+        Ctrl-C, a dead worker, or a broken invariant.
     """
     from forerun.errors import InvariantError, WorkerDiedError
     from simulator.running.metrics import combine_replications, run_document
@@ -170,7 +170,7 @@ def replicate(
 
 
 def run_and_document(scenario: Scenario, seed: int) -> tuple[dict[str, Any], InvariantError | None]:
-    """The document of one run, and its broken invariant, as a worker process sends them back."""
+    """The document of one run, and its broken invariant if any, as a worker process returns them."""
     from forerun.errors import InvariantError
     from simulator.running.metrics import run_document
     from simulator.running.run import simulate

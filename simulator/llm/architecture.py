@@ -52,7 +52,7 @@ class MtpModule:
     def parameters(self, hidden_size: int) -> int:
         """Weights of all MTP layers, without those shared with the model; never part of the model's total.
 
-        Checkpoints may store copies of the embedding and LM head beside them (DeepSeek-V3 does); engines share them.
+        Checkpoints may store copies of embedding and LM head too (DeepSeek-V3 does); engines share the model's own.
         """
         return self.count * sum(self.layer.parameters_by_part(hidden_size).values())
 
@@ -88,9 +88,9 @@ class Architecture:
     expert_routing: str | None = None
     """Spread of the router's tokens over experts, in the terms of ``hardware.expert_routing``; None if unknown."""
     expert_routing_range: tuple[str, str] = ("uniform", "uniform")
-    """Least and most uneven routing consistent with what is known of the model."""
+    """Most even and most uneven routing that are consistent with known facts of the model."""
     side_embedding: int = 0
-    """Weights of tables beside the embedding, whose rows a token gathers (Gemma 3n's per-layer embeddings)."""
+    """Weights of further embedding tables from which a token gathers rows (Gemma 3n's per-layer embeddings)."""
 
     @property
     def num_layers(self) -> int:
@@ -201,8 +201,8 @@ def mtp_architecture(target: Architecture) -> Architecture:
 def architecture_summary(architecture: Architecture) -> dict[str, Any]:
     """Human-readable summary of a model as a JSON-compatible mapping.
 
-    Bytes are those of one replica on one chip, caches in ``kv_cache_dtype``. ``kv_bytes_per_token`` counts a token that
-    is inside every window; ``memory_per_sequence`` says what a whole context takes.
+    Bytes are for one replica on one chip, with caches in ``kv_cache_dtype``. ``kv_bytes_per_token`` is for a token
+    inside every window; ``memory_per_sequence`` is for a whole context.
     """
     counts = architecture.parameters()
     hidden = architecture.hidden_size

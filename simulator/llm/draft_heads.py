@@ -40,7 +40,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True)
 class DraftHead:
-    """A draft head as an engine runs it beside its target."""
+    """A draft head that an engine runs with its target."""
 
     architecture: Architecture
     """Layers and LM head as a model of its own; the embedding is the target's."""

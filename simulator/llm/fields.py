@@ -114,7 +114,7 @@ class Fields:
         return value
 
     def collapsed(self, keys: Iterable[str | None]) -> Fields:
-        """The same with lists of one value for every layer taken as that value."""
+        """The same fields; a list with one equal value per layer becomes that value."""
         lists = {key: value for key in keys if key and isinstance(value := self.values.get(key), list)}
         alike = {key: value[0] for key, value in lists.items() if value and all(one == value[0] for one in value)}
         return replace(self, values={**self.values, **alike})

@@ -43,11 +43,11 @@ class Header(NamedTuple):
 
 
 def from_gguf(path: Path) -> Architecture:
-    """Read a model from a GGUF file; of a split file, from all its parts.
+    """Read a model from a GGUF file, or from all parts of a split one.
 
     Raises:
-        ForerunError: no package gguf, a damaged file or a missing part, an architecture that is not known here, or
-            tensors that are not those of the model that the metadata describe.
+        ForerunError: no package gguf, a damaged file or a missing part, an unknown architecture, or tensors that do not
+        match the metadata.
     """
     header = read_header(path)
     for part in _other_parts(path, header):
@@ -138,7 +138,7 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
 
 
 def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
-    """Tensors that are no weights of the model: rope factors, and the layers of an MTP module after the others."""
+    """Tensors that are not weights of the model: rope factors, and the MTP layers after the model's layers."""
     layer = re.match(r"blk\.(\d+)\.", tensor.name)
     return tensor.name.startswith(("rope_", "mtp.")) or (layer is not None and int(layer[1]) >= architecture.num_layers)
 
@@ -217,7 +217,7 @@ def _moe_of_llama(config: Config, header: Header, name: str) -> None:
 
 
 def _latent_heads(config: Config, header: Header, name: str) -> None:
-    """Widths of MLA's heads: in newer files beside those of the latent that is cached."""
+    """Widths of MLA's heads; newer files also state the widths of the cached latent."""
     prefix = f"{name}.attention"
     key = header.fields.get(f"{prefix}.key_length_mla") or header.fields.get(f"{prefix}.key_length")
     value = header.fields.get(f"{prefix}.value_length_mla") or header.fields.get(f"{prefix}.value_length")
@@ -243,7 +243,7 @@ def _expert_width(config: Config, header: Header, name: str) -> None:
 
 
 def _widths_listed(config: Config, header: Header, name: str) -> None:
-    """Attention layers are those that have KV heads."""
+    """Set the attention layers: layers with KV heads."""
     listed = config.get("num_key_value_heads")
     if isinstance(listed, list):
         config["full_attn_idxs"] = [layer for layer, heads in enumerate(listed) if heads]

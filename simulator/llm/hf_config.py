@@ -19,7 +19,7 @@ _INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_confi
 UNGATED = ("relu2", "xielu", "relu_squared")
 """Activations of feed-forwards with two matrices, where Llama has three."""
 _MTP_NORMS = 3
-"""Norms of an MTP layer beside a layer's own: on hidden state and embedding, and before the LM head."""
+"""Additional norms of an MTP layer: on hidden state and embedding, and before the LM head."""
 
 
 def from_hf_config(

@@ -36,7 +36,7 @@ class MoeNames(NamedTuple):
     dense_width: str | None = None
     """Width of layers without experts, where it may have a field of its own."""
     latent_width: str | None = None
-    """Width of the projection that the experts read, where they may have one."""
+    """Field with the width of the projection that the experts read, for families that may have one."""
 
 
 Moe = (
@@ -69,12 +69,12 @@ class Family:
     router_bias: Flag | bool = False
     shared_gate: bool = False
     windows: Windows = "none"
-    """Layers with a sliding window where the config has no ``layer_types``. None; all; those from ``max_window_layers``
-    on if ``use_sliding_window``; every other from the first; all but every n-th; chunks but for layers without RoPE."""
+    """Layers with a sliding window if the config has no ``layer_types``. None; all; from ``max_window_layers`` on if
+    ``use_sliding_window``; every other, from the first; all but every n-th; chunks except in layers without RoPE."""
     extra_positions: int | None = None
     """Rows of a learned position table beyond the longest context; None without such a table."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Field that holds what others call by the key."""
+    """Usual field name -> this family's name for it."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Class defaults that published checkpoints rely on."""
     layers: str = "uniform"
@@ -83,9 +83,9 @@ class Family:
     """Tables in the makers' count of active parameters (``Architecture.active_counts``)."""
     output_gate: Flag | bool = False
     inert: tuple[str, ...] = ()
-    """Fields that may state a shape, but of nothing that this family's checkpoints hold."""
+    """Fields with a shape of something that this family's checkpoints do not contain."""
     refused: str = ""
-    """Why models of this type are not read; empty where they are."""
+    """Reason why models of this type are not supported; empty if they are."""
 
 
 @cache
@@ -105,7 +105,7 @@ def moe_names(moe: Moe) -> MoeNames:
 
 
 def mixer_sizes(fields: Fields, layers: str) -> dict[str, Any]:
-    """Sizes of a mixer of a family's layers, by the fields in which ``hf_names.yaml`` has them."""
+    """Sizes of a token mixer, read from the config fields that ``hf_names.yaml`` names."""
     return {size: fields.whole(key) for size, key in _names()["mixers"][layers].items()}
 
 

@@ -276,13 +276,13 @@ def _with_width(layer: Layer, change: Callable[[int], int]) -> Layer:
 
 
 def _shared_after(config: Config, mixers: list[Attention]) -> list[Mixer]:
-    """The last ``num_kv_shared_layers`` read the cache of the last layer of their kind before them."""
+    """Let the last ``num_kv_shared_layers`` layers read the cache of the last earlier layer of the same kind."""
     own = config.num_layers - config.fields.whole_or("num_kv_shared_layers", 0, low=0, high=config.num_layers - 1)
     return [mixer if index < own else SharedKvAttention(mixer) for index, mixer in enumerate(mixers)]
 
 
 def _per_layer_inputs(config: Config, layers: list[Layer]) -> Layers:
-    """Gemma's per-layer embeddings: a table beside the vocabulary's, and two small matrices in each layer."""
+    """Gemma's per-layer embeddings: a second embedding table, and two small matrices in each layer."""
     fields, hidden = config.fields, config.hidden
     width = fields.whole_or("hidden_size_per_layer_input", 0, low=0)
     vocabulary = fields.whole_or("vocab_size_per_layer_input", 0, low=0)

@@ -55,7 +55,7 @@ class Layers(NamedTuple):
 
 
 def uniform_layers(config: Config) -> Layers:
-    """Layers that differ only in their attention windows and in whether they have experts."""
+    """Layers that differ only in attention window and feed-forward (experts or dense)."""
     fields, family = config.fields, config.family
     windows, notes = read_windows(fields, family, config.num_layers, config.max_position)
     attention = read_attention(fields, family, config.hidden)
@@ -235,7 +235,7 @@ def _sparse_layers(fields: Fields, family: Family, num_layers: int) -> list[bool
 
 
 def _sparse_after_dense(fields: Fields, family: Family, num_layers: int) -> list[bool]:
-    """Layers with experts where the first few have none, or where they are listed."""
+    """Layers with experts: all after the first few, or the listed ones."""
     if isinstance(fields.get("moe_layer_freq"), list):
         return [flag == 1 for flag in per_layer(fields, "moe_layer_freq", num_layers, (0, 1))]
     listed = fields.text("moe_layers_enum", "") if family.moe == "step" else ""

@@ -23,7 +23,7 @@ _FP8 = ("fp8", "fp8_block")
 _BLOCK = [128, 128]
 """Weights that share a scale in ``fp8_block``."""
 LEAST_SHARE = 0.02
-"""Share of a part's weights below which another format of some of them is left out."""
+"""Minimum share of a part's weights for which a second format counts."""
 MOST_REPEATS, MOST_CHOICES_BITS = 63, 26
 """Characters of a module's name that a repeat takes, and ways to match a pattern (power of two): four repeats."""
 _WHOLE = 16
@@ -44,7 +44,7 @@ class Formats(NamedTuple):
     default: str
     """Dtype of the linear layers that no rule names."""
     tables: str | None = None
-    """Dtype of embedding and LM head where the quantiser converts them too."""
+    """Dtype of embedding and LM head if the quantiser converts these too."""
     notes: tuple[str, ...] = ()
 
     def of(self, names: Sequence[str]) -> str | None:
@@ -55,7 +55,7 @@ class Formats(NamedTuple):
 def checkpoint_dtypes(config: Fields, layers: Sequence[Layer], hidden: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """Dtype of every part as published, and remarks.
 
-    A part of which some weights have another format gets a mixed dtype, unless they are below ``LEAST_SHARE``.
+    A part with two weight formats gets a mixed dtype, unless the second has less than ``LEAST_SHARE`` of the weights.
 
     Raises:
         ForerunError: an unknown dtype or quantisation method, or a malformed ``quantization_config``.
@@ -153,7 +153,7 @@ def _formats(quantization: Fields, base: str) -> Formats:
 
 
 def _mlx(quantization: Fields, base: str) -> Formats:
-    """MLX's formats, which hold for embedding and LM head too; a module of another format stands beside the bits."""
+    """MLX's formats, which apply to embedding and LM head too; exceptions are listed by module name."""
     rules = []
     for name, own in quantization.values.items():
         if "." in name or isinstance(own, Mapping | bool):
@@ -200,7 +200,7 @@ def _converted(quantization: Fields, base: str) -> Formats:
 
 
 def _by_bits(quantization: Fields, base: str) -> Formats:
-    """AWQ, GPTQ and AutoRound: bits for all linear layers, and others for some of them by name."""
+    """AWQ, GPTQ and AutoRound: bits for all linear layers, with exceptions by layer name."""
     default, notes = _by_width(quantization)
     rules = []
     for section in ("dynamic", "extra_config"):
@@ -226,7 +226,7 @@ def _by_width(fields: Fields) -> tuple[str, tuple[str, ...]]:
 def _weights_dtype(
     fields: Fields, key: str, is_float: bool, activation_bits: int, group: int | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Dtype of weights by their bits and those of the activations, and a remark where arithmetic is priced wider."""
+    """Dtype from weight and activation bits, and a remark if arithmetic is priced in a wider format."""
     bits = fields.whole(key, low=1, high=16)
     if bits not in (4, 8):
         fields.fail(key, f"must be 4 or 8, not {bits}")

@@ -17,7 +17,7 @@ Split = Literal["column", "row", "replicated", "expert"]
 each expert's intermediate dimension under TP, whole experts under EP."""
 
 ActiveCounts = Literal["with-embedding", "without-embedding", "layers"]
-"""Tables that makers include in active parameters: all of them, all but the input embedding, or neither."""
+"""Embedding tables that model makers include in active parameters: all, all but the input embedding, or none."""
 
 QkNorm = Literal["head", "vector", "unlearned"]
 """Normalisation of queries and keys by learned vectors or without. One vector per head dimension (Qwen3, Gemma 3), one
@@ -52,7 +52,7 @@ class State(NamedTuple):
 class Mixer:
     """Base class of token mixers, with one subclass for each kind of layer.
 
-    A kernel list reads nothing else: matrices, what a token leaves behind, what a sequence holds.
+    Kernel lists read only these members: matrices, cached values per token, state per sequence.
     """
 
     __slots__ = ()
@@ -125,7 +125,7 @@ class Attention(Mixer):
     v_head_dim: int | None = None
     """Width of a value head; None means ``head_dim``."""
     window: int | None = None
-    """Most recent keys that a query sees, its own included; None is full causal attention."""
+    """Number of most recent keys that a query sees, including its own; None is full causal attention."""
     q_lora_rank: int | None = None
     """MLA: rank of the compressed query; None projects queries directly."""
     kv_lora_rank: int | None = None
@@ -226,7 +226,7 @@ class Attention(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """Feed-forward that every token passes: ``gated`` has a gate beside the up-projection (SwiGLU, GeGLU)."""
+    """Dense feed-forward; ``gated`` adds a gate projection to the up-projection (SwiGLU, GeGLU)."""
 
     intermediate_size: int
     gated: bool = True
@@ -270,7 +270,7 @@ class MoeMlp:
             yield Tensor("shared_expert_gate", 1, hidden_size, "shared_expert", "replicated")
 
     def expert_width(self, hidden_size: int) -> int:
-        """Width of what a routed expert reads and writes."""
+        """Input and output width of a routed expert."""
         return hidden_size
 
     def expert_vector_parameters(self, hidden_size: int) -> int:
@@ -316,11 +316,11 @@ class Layer:
     mixer: Mixer | None
     feed_forward: FeedForward | None
     norms: int = 2
-    """Norm vectors of the hidden size: 2 before mixer and feed-forward, 4 where they are also normed after."""
+    """Norm vectors of the hidden size: 2 before mixer and feed-forward, 4 if their outputs are also normed."""
     norm_bias: bool = False
     """LayerNorm with a bias, rather than RMSNorm."""
     extra_tensors: tuple[Tensor, ...] = ()
-    """Matrices beside mixer and feed-forward, such as the projection that starts an MTP layer."""
+    """Matrices outside mixer and feed-forward, such as the projection that starts an MTP layer."""
 
     @property
     def attention(self) -> Attention:
@@ -387,6 +387,6 @@ def group_layers(layers: list[Layer]) -> tuple[LayerGroup, ...]:
 
 
 def layer_order(layers: list[Layer]) -> tuple[int, ...]:
-    """For every layer, from the first to the last, the group of ``group_layers`` that it belongs to."""
+    """Group of ``group_layers`` for every layer, from first to last."""
     groups = {layer: index for index, layer in enumerate(dict.fromkeys(layers))}
     return tuple(groups[layer] for layer in layers)

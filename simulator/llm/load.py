@@ -24,7 +24,7 @@ from simulator.llm.own_format import from_own_fields, is_own_format
 _SUFFIXES = (".json", ".yaml", ".yml")
 _GGUF = ".gguf"
 _CONFIG_NAME, _QUANT_NAME = "config.json", "hf_quant_config.json"
-"""A model's config, and the file beside it in which NVIDIA's ModelOpt states what it converted."""
+"""File names of a model's config, and of NVIDIA ModelOpt's quantisation config in the same folder."""
 _ENTRY_FIELDS = ("name", "aliases", "source", "published_parameters", "expert_routing", "config")
 
 
@@ -40,7 +40,7 @@ class PublishedParameters:
     exact: bool
     """True if ``total`` is exact to the last digit, as counted from the checkpoint's tensors."""
     other_parameters: int
-    """Weights that ``total`` counts beside the language model: a vision encoder and its projector."""
+    """Weights in ``total`` outside the language model: a vision encoder and its projector."""
     includes_mtp: bool
     """True if ``total`` includes the MTP layers with their own copies of embedding and LM head."""
     source: str
@@ -53,7 +53,7 @@ def architecture_names() -> tuple[str, ...]:
 
 @cache
 def architecture_aliases() -> Mapping[str, str]:
-    """Other names (Hugging Face repositories, in lower case) and the catalogue name that each stands for."""
+    """Alias (Hugging Face repository, in lower case) -> catalogue name."""
     names = architecture_names()
     return {alias.lower(): name for name in names for alias in _catalogue_entry(name).texts("aliases")}
 
@@ -92,7 +92,7 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
 
 
 def published_parameters(name: str) -> PublishedParameters | None:
-    """Counts that the makers of a catalogue model state; None where they state none.
+    """Parameter counts that the makers of a catalogue model state; None if they state none.
 
     Raises:
         ForerunError: not a catalogue name.

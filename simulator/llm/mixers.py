@@ -225,7 +225,7 @@ class ShortConvolution(Recurrent):
 
 @dataclass(frozen=True, slots=True)
 class AttentionVariant(Mixer):
-    """Attention whose kernels read other keys than its own, or some of them."""
+    """Attention whose kernels read only some keys, or keys of another layer."""
 
     attention: Attention
 
@@ -336,7 +336,7 @@ class BlockSparseAttention(SelectiveAttention):
 
     @property
     def reach(self) -> int:
-        """Most tokens that a query reads."""
+        """Maximum number of tokens that a query reads."""
         return self.block_size * self.top_blocks
 
     @property
@@ -362,11 +362,11 @@ class BlockSparseAttention(SelectiveAttention):
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention(Mixer):
-    """Multi-query attention over a window of tokens and over compressed entries, one for ``ratio`` tokens.
+    """Multi-query attention over a window of tokens and over compressed entries, one per ``ratio`` tokens.
 
-    Keys are values. Ratio 4 (compressed sparse attention) reads the ``top_k`` entries that an indexer chooses, ratio
-    128 (heavily compressed) all of them, ratio 0 the window alone. Source: DeepSeek-AI, "DeepSeek-V4", 2026, section
-    2.3; ``DeepseekV4Attention`` and its compressors in transformers.
+    Keys serve as values too. Ratio 4 (compressed sparse attention) reads the ``top_k`` entries that an indexer chooses,
+    ratio 128 (heavily compressed) all of them, ratio 0 the window alone. Source: DeepSeek-AI, "DeepSeek-V4", 2026,
+    section 2.3; ``DeepseekV4Attention`` and its compressors in transformers.
     """
 
     num_heads: int
@@ -393,7 +393,7 @@ class CompressedAttention(Mixer):
 
     @property
     def reach(self) -> int | None:
-        """Most tokens that the entries which a query reads can stand for; None is all."""
+        """Maximum number of tokens that the entries read by a query can represent; None is all."""
         if not self.ratio:
             return self.window
         return self.top_k * self.ratio if self.top_k else None
@@ -450,4 +450,4 @@ MIXERS: dict[str, type[Mixer]] = {
     for kind in (GatedDeltaNet, KimiDeltaAttention, Mamba2, LightningAttention, ShortConvolution, SharedKvAttention,
                  IndexedAttention, BlockSparseAttention, CompressedAttention)
 }  # fmt: skip
-"""Kinds beside softmax attention, by their label."""
+"""Token mixers other than softmax attention, by label."""

@@ -50,7 +50,7 @@ from traces.kernels import KernelFiles, KernelTable, as_table
 from traces.kernels.table import IndexArray, constant
 
 MIN_ROWS = 5
-"""Fewest rows that a family's parameters are moved for."""
+"""Minimum number of rows for fitting a family's parameters."""
 FOLDS = 4
 SPARSE_STARTS: tuple[dict[str, float], ...] = (
     {"dense_efficiency": 0.5, "dense_host_s": 2e-4},
@@ -58,13 +58,13 @@ SPARSE_STARTS: tuple[dict[str, float], ...] = (
 )
 """Sparse attention under libraries that serve short prompts by dense attention, or few heads by another kernel."""
 SCARCE_SIZES = 20
-"""Fewest different sizes of a pass whose times make a fit of their own, however often they were measured."""
+"""Minimum number of distinct sizes for an elementwise kernel to get its own fit."""
 OTHER_RULES = ("sparse", "recurrent", "elementwise")
 """Beginnings of families whose named kernels compute something else than the plain ones."""
 SCARCE_ROWS = 40
-"""Fewest held-out rows whose quantiles make a 90 % interval: the 5th and the 95th percentile lie within them."""
+"""Minimum number of held-out rows for a 90 % interval: the 5th and 95th percentile then lie within the data."""
 INTERVAL_SPLIT = Split(0.5, 90)
-"""Half of the held-out rows that gives the intervals; the other half judges them."""
+"""Split of the held-out rows: one half sets the intervals, the other half checks them."""
 
 
 class FamilyFit(NamedTuple):
@@ -235,7 +235,8 @@ def _with_sets(chip: Chip, library: str, sets: dict[str, dict[str, FamilyParamet
 
 
 def _same_kernel(table: KernelTable, rows_by_kernel: dict[tuple[str, str], IndexArray], dtype: str) -> KernelTable:
-    """Rows of a pass; for a convolution measured at few sizes, also rows of the same kernel's other sizes."""
+    """Rows of one elementwise kernel; for a convolution measured at few sizes, also the same kernel's rows under other
+    names."""
     index = rows_by_kernel["elementwise", dtype]
     rows = table.where(index)
     different = np.unique(np.stack([rows.size("bytes_moved"), rows.size("pieces")]), axis=1).shape[1]
@@ -250,8 +251,8 @@ def _same_kernel(table: KernelTable, rows_by_kernel: dict[tuple[str, str], Index
 
 
 def _plain_where_single(rows_by_kernel: dict[tuple[str, str], IndexArray]) -> dict[tuple[str, str], IndexArray]:
-    """Rows by family and format, without a kernel's name where it is the only one. Also for a single head size of
-    attention; rows of windows join the others of their head size where the same kernel serves both."""
+    """Rows by family and format. A kernel name or attention head size is dropped if it is the only one; rows of
+    windowed attention join the other rows of their head size if the same kernel serves both."""
     joined: dict[tuple[str, str], list[IndexArray]] = {}
     for (family, dtype), rows in rows_by_kernel.items():
         dtype, *rest = dtype.split(VARIANT)
@@ -281,8 +282,7 @@ def _plain_sets(
     corrections: dict[Key, Correction],
     fits: list[FamilyFit],
 ) -> None:
-    """Let the kernel with most rows stand for a format with several kernels. Where all compute the same: its fit, and
-    its correction or none."""
+    """Use the kernel with most rows as a format's default if its kernels compute the same; its correction too."""
     fitted = {(one.family, one.dtype) for one in fits}
     for one in sorted(fits, key=lambda fit: fit.rows):
         plain = _unnamed(one.family, one.dtype)
@@ -294,9 +294,8 @@ def _plain_sets(
 
 
 def start_parameters(chip: Chip, family: str, dtype: str) -> list[FamilyParameters]:
-    """Starting points of the fit: defaults of the chip's class at its clock, and variants of libraries. On a chip
-    without asynchronous copies the defaults, which stem from chips that have them, are converted; sparse attention
-    starts from each library's variant."""
+    """Starting points of the fit: defaults of the chip's class at its clock, and variants of libraries. Defaults are
+    converted for chips without asynchronous copies; sparse attention starts from each library's variant."""
     sets = load_defaults(chip.kind)[family]
     stored = format_of(dtype)
     names = (stored, stored.removesuffix("_block"), "bf16", "fp16", "any", *sets)
@@ -327,7 +326,7 @@ class _KernelFit:
         return make_problem(self.chip, self.family, self.dtype, rows)
 
     def fit(self, rows: KernelTable) -> tuple[FamilyParameters, KernelTable, bool]:
-        """The fit, the rows it was made on, and whether rows are few (then it uses all of them)."""
+        """The fit, the rows used, and whether rows are few (then the fit uses all rows)."""
         few = len(rows) < FEW_ROWS
         seen = rows if few else rows.where(training_rows(rows, self.split))
         problem = self.problem(seen if few else seen.where(core_rows(self.family, seen)))

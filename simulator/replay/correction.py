@@ -31,7 +31,7 @@ rule's scans under TensorRT-LLM."""
 MAX_ROWS = 8_000
 CHECK_SHARE = 0.15
 ROUNDS = 14
-"""Times that new hinge functions are drawn beside those that were worth keeping."""
+"""Number of rounds; each draws new hinge functions and keeps the useful ones."""
 DRAWN = 400
 KEPT = 200
 KEPT_OF_ATTENTION = 100
@@ -40,12 +40,12 @@ KEPT_OF_ATTENTION = 100
 ROWS_PER_HINGE = 16
 """Rows that a hinge function drawn or kept needs at least."""
 QUANTILES = 64
-"""HingeBasis start and end at quantiles of a feature, and are one of ``WIDTHS`` of them wide."""
+"""Number of quantiles of a feature at which hinge functions start and end; one of ``WIDTHS`` is a function's width."""
 WIDTHS = (1, 4, 8, 16, 32)
 LEAST_WIDTH = 0.35
 """Width of a hinge function at a value that many rows share: half an octave."""
 RIDGE = 1.0
-"""Rows' worth of pull of every gain towards nothing."""
+"""Ridge penalty on every gain, in rows."""
 ROBUST = 0.05
 """Errors beyond this are pulled with constant strength (pseudo-Huber loss)."""
 
@@ -69,7 +69,7 @@ class _Probe(KernelLibrary):
 
 
 def correction_inputs(problem: FitProblem, parameters: FamilyParameters) -> tuple[FloatArray, dict[str, FloatArray]]:
-    """Features of every row of a fit, and the sizes by which corrections index them, as in pricing."""
+    """Features of every row of a fit, and the size columns of corrections, as in pricing."""
     chip = chip_with(problem.chip, problem.family, problem.dtype, parameters)
     probe = _Probe(chip, "fit")
     probe.corrections = {("fit", problem.family, problem.dtype): NOTHING}
@@ -95,8 +95,8 @@ def learn(
 ) -> Correction | None:
     """Learn the correction of one parameter set; None when there are too few rows or it does not help.
 
-    ``matrix`` and ``sizes`` are those of every row (``correction_inputs``), ``target`` is the logarithm of measured
-    over predicted seconds, and at most ``kept`` hinge functions are kept.
+    ``matrix`` and ``sizes`` come from ``correction_inputs``, ``target`` is log(measured / predicted seconds), and at
+    most ``kept`` hinge functions are kept.
     """
     chosen = np.flatnonzero(training)
     if len(chosen) < MIN_ROWS:
@@ -151,7 +151,7 @@ def _physics(places: FloatArray) -> tuple[NDArray[np.int16], FloatArray, FloatAr
 def _draw(
     places: FloatArray, generator: np.random.Generator, count: int
 ) -> tuple[NDArray[np.int16], FloatArray, FloatArray, BoolArray]:
-    """``count`` random hinge functions over one to ``PARTS`` features, a third of them with physics among these."""
+    """``count`` random hinge functions of one to ``PARTS`` features; a third of them include the analytical time."""
     feature = generator.integers(0, len(places), (count, PARTS))
     feature[: count // 3, 0] = 0
     width = generator.choice(WIDTHS, (count, PARTS))

@@ -32,7 +32,7 @@ def seen_ranges(table: KernelTable) -> Ranges:
 
 
 def rows_inside(ranges: Mapping[str, tuple[float, float]], table: KernelTable) -> BoolArray:
-    """Rows whose every size lies in its range."""
+    """Rows with every size inside its fitted range."""
     inside = inside_ranges(ranges, {name: table.size(name) for name in ranges})
     return np.broadcast_to(np.asarray(inside), len(table))
 

@@ -87,8 +87,8 @@ def _call(chip: Chip, op: str, table: KernelTable, rows: IndexArray) -> Callable
 
 
 def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
-    """Row indices by family and stored format, for every operation that has parameters of its own. Kernels of routed
-    experts, by the name that the trace gives them."""
+    """Row indices by family and stored format, for every operation with its own parameters. Kernels of routed experts
+    are grouped by their name in the trace."""
     columns = [table.word(name).codes for name in ("op", "dtype", "kv_dtype", "name", "source")]
     parts_by_kernel: dict[tuple[str, str], list[IndexArray]] = {}
     for rows in equal_rows([*columns, attention_kernels(table)]):
@@ -111,7 +111,7 @@ def core_rows(family: str, table: KernelTable) -> BoolArray:
 SEARCH_ROWS = 500
 """Rows on which the alternatives of a family's structure are compared."""
 FINAL_ROWS = 2500
-"""Rows of the final fit; more change nothing for ten parameters."""
+"""Rows of the final fit; more rows do not change ten parameters."""
 ROBUST_SCALE = 0.08
 """Errors beyond this share count linearly, not squared: one slow code path must not bend the rest."""
 PRIOR = 0.3
@@ -120,7 +120,7 @@ vanishes with 2,000."""
 FEW_ROWS = 60
 """Below this a fit sees too little to distinguish most structures."""
 WORTH, WORTH_FEW = 0.98, 0.85
-"""An alternative structure must lower the error to this share of what it was; to the second with few rows."""
+"""An alternative structure must lower the error to this share of the former error; ``WORTH_FEW`` is for few rows."""
 
 _EVALUATIONS = 60
 _TOLERANCE = 1e-4
@@ -148,7 +148,7 @@ class Coordinate(NamedTuple):
         return (inside - self.low) / (self.high - self.low)
 
     def value(self, position: float) -> float:
-        """The value at a position."""
+        """Parameter value at a position in [0, 1] between its bounds."""
         if self.logarithmic:
             return float(self.low * (self.high / self.low) ** position)
         return self.low + (self.high - self.low) * position
@@ -185,7 +185,7 @@ def coordinates(parameters: FamilyParameters, kind: str = "") -> tuple[Coordinat
 
 
 def free_values(parameters: FamilyParameters) -> dict[str, float]:
-    """Free parameters of a set by name; those of the unpacked kernel have its field name as a prefix."""
+    """Free parameters of a set by name; parameters of the unpacked kernel have the prefix ``NESTED``."""
     names = list(search_bounds()["free"][parameters.family])
     names += [one.name for one in coordinates(parameters) if one.name.startswith(NESTED)]
     return {name: float(_field(parameters, name)) for name in names}
@@ -227,8 +227,8 @@ def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str 
 
 
 CPU_DECODE: dict[str, Any] = {"stream_overlap": 1.0, "row_step": 1.0}
-"""A CPU core reads and computes in turn, and computes no more rows than there are. Single rows may have a routine of
-their own there (a vector instead of a matrix), hence the unpacked kernel is tried however few the rows."""
+"""A CPU core alternates between reading and computing, and computes no padded rows. Single rows may have their own
+routine (vector instead of matrix), so the unpacked kernel is tried even with few measured rows."""
 
 
 ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1024.0, "max_splits": 32.0, "split_seqs": 512.0}
@@ -238,7 +238,7 @@ configuration)."""
 
 
 def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[str, Any]]:
-    """Ways to split the KV axis and to pack query heads. Kernels beside the packed one only where rows are many."""
+    """Ways to split the KV axis and to pack query heads. Unpacked kernels are tried only if there are many rows."""
     tokens: list[dict[str, Any]] = [{"split_tokens": number} for number in (64.0, 128.0, 256.0, 512.0, 1024.0)]
     options = [*tokens, *({"max_splits": parts} for parts in (1.0, 16.0, 32.0, 128.0))]
     options += [{"min_group_to_split": 1.0}, {"min_group_to_split": 2.0}, {"regroup_s": 2e-6}, {"regroup_s": 0.0}]
@@ -318,7 +318,7 @@ def sampled(problem: FitProblem, rows: int, generator: np.random.Generator) -> F
 
 
 def _field(parameters: FamilyParameters, name: str) -> Any:
-    """A field by name; those of the unpacked kernel have its name before theirs."""
+    """A field by name; fields of the unpacked kernel have the prefix ``NESTED``."""
     owner: Any = getattr(parameters, NESTED[:-1]) if name.startswith(NESTED) else parameters
     return getattr(owner, name.removeprefix(NESTED))
 

@@ -1,4 +1,4 @@
-"""Measured kernels beside predicted ones: scores by operation, regime and format, and the rows furthest off."""
+"""Measured against predicted kernels: scores by operation, regime and format, and the rows with the largest errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAINING = "part of the training split"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReplayReport(Replay):
-    """Measured kernels beside predicted ones: the scored rows, their predictions, and scores by group and over all."""
+    """Measured against predicted kernels: the scored rows, their predictions, and scores by group and overall."""
 
     chip: str
     library: str
@@ -87,7 +87,7 @@ class ReplayReport(Replay):
 
     @property
     def gated(self) -> list[tuple[str, str, Score]]:
-        """Scores by the names that limits have for them: ``all``, and every operation, in each format that occurs."""
+        """Scores by the group names of ``--fail-above``: ``all``, and every operation, also by format."""
         whole = [(ALL, "overall", self.overall)]
         return whole + [(g.op, f"{g.op} {g.dtype}", g) for g in self.groups if g.regime == "all"]
 
@@ -103,8 +103,8 @@ def replay_kernels(
 
     Args:
         table: measured kernels, or a file or several files of them.
-        kernels: the chip's prices, by physics alone or with the profile's learned correction; the other reading, where
-            the profile has one, is scored beside it. Or a chip: its profile, catalogue name or file.
+        kernels: the chip's kernel library, with or without the profile's learned correction (the other variant is
+        scored too if the profile has one); or a chip: its profile, catalogue name or file.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
         library: kernel library, where ``kernels`` is a chip.

@@ -70,7 +70,7 @@ class Modules:
         self.narrow = np.zeros(len(rows))
         """Number of matrix products with weights of 8 bits or fewer."""
         self.beyond_memory = np.zeros(len(rows), dtype=bool)
-        """Batches whose KV in all layers of the model no such chip holds, so that no engine ever runs them."""
+        """True for batches whose KV of all layers does not fit the chip, so that no engine ever runs them."""
         self._shapes: dict[str, dict[str, FloatArray]] = {"index": {}, "sparse": {}}
         self._sizes: dict[str, dict[str, FloatArray]] = {"index": {}, "sparse": {}}
         self._types: dict[str, Any] = {}

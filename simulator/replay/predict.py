@@ -148,7 +148,7 @@ def priced_columns(table: KernelTable, rows: IndexArray) -> dict[str, Any]:
 
 
 def attention_kernels(table: KernelTable) -> IntArray:
-    """A number for every row, the same where one attention kernel of a format serves them."""
+    """Number of the attention kernel of every row; equal for rows that one kernel of a format serves."""
     size = np.searchsorted(HEAD_SIZES, np.minimum(table.size("head_dim"), HEAD_SIZES[-1]))
     value = table.size("v_head_dim")
     latent = (value > 0) & (value != table.size("head_dim"))
@@ -194,7 +194,7 @@ def _guarded(
     result: Prediction,
     call: Callable[[KernelLibrary], KernelTime] | None = None,
 ) -> None:
-    """Predict ``rows``; a format that this chip cannot compute with is a reason to refuse them, not an error."""
+    """Predict ``rows``; a format that the chip cannot compute in gives a refusal reason instead of an error."""
     math = "bf16" if op == "elementwise" else table.text("dtype", rows[0])
     try:
         time = (call or row_call(op, priced_columns(table, rows)))(kernels)

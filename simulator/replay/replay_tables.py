@@ -203,7 +203,7 @@ def run_load(run: Document) -> str:
 
 
 def run_engine(run: Document) -> str:
-    """Model, chips and engine of a run, as far as it says them."""
+    """Model, chips and engine of a run, as far as the run states them."""
     parallel = f"TP {run['tensor_parallel']}" if run["tensor_parallel"] else ""
     return " ".join(str(word) for word in (run["model"], run["chip"], run["framework"], parallel) if word) or ABSENT
 

@@ -1,4 +1,4 @@
-"""Measured serving runs beside simulated ones: figures by metric, 90 % intervals, and the runs furthest off."""
+"""Measured against simulated benchmark results: figures by metric, 90 % intervals, and the worst predicted runs."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Interval = tuple[float, float]
 
 COVERAGE = 0.90
 LEAST_CONFIGURATIONS = 9
-"""Fewest other configurations that say how far off a prediction may be."""
+"""Minimum number of other configurations for an error interval."""
 
 
 def run_intervals(runs: Sequence[MeasuredRun], predicted: Sequence[dict[str, float]]) -> list[dict[str, Interval]]:
-    """90 % intervals of every run and metric, in the metric's unit; absent where too few configurations tell.
+    """90 % intervals of every run and metric, in the metric's unit; absent if there are too few configurations.
 
-    What a simulation gets wrong about a configuration (model, chip, engine, lengths) it gets wrong at every load of it:
-    such errors are shared, and the runs of one configuration are no independent evidence about each other. So a run's
-    interval comes from the ratios of measured to predicted of all other configurations, each of which counts once.
+    The error of a simulation for a configuration (model, chip, engine, lengths) is shared by all its loads, so runs of
+    one configuration are not independent evidence about each other. So a run's interval comes from the ratios of
+    measured to predicted of all other configurations, each of which counts once.
 
     Source: split conformal prediction (Papadopoulos et al. 2002, doi:10.1007/3-540-36755-1_29) with groups held out
         whole (Dunn, Wasserman, Ramdas, "Distribution-free prediction sets for two-layer hierarchical models", 2022,
@@ -78,7 +78,7 @@ def _ends(ratios: FloatArray, groups: IntArray, count: int) -> Interval:
 
 
 def coverage90(metric: str, runs: Sequence[MeasuredRun], intervals: Sequence[dict[str, Interval]]) -> float | None:
-    """Share of the runs whose measurement lies in its interval, percent; None where no run has one."""
+    """Percent of runs whose measurement lies in its interval; None if no run has an interval."""
     inside = [
         interval[metric][0] <= run.measured[metric] <= interval[metric][1]
         for run, interval in zip(runs, intervals, strict=True)
@@ -213,7 +213,7 @@ class RequestReplay(Replay):
 
     @property
     def gated(self) -> list[tuple[str, str, RunScore]]:
-        """Scores over all runs by the names that limits have for them: a metric, its short name, ``all`` of them."""
+        """Scores over all runs by the group names of ``--fail-above``: a metric, its short name, ``all``."""
         overall = [score for score in self.scores if score.group == ALL]
         short = [(name, score) for score in overall for name, metric in SHORT_NAMES.items() if metric == score.metric]
         named = [(name, score) for score in overall for name in (ALL, score.metric)] + short
@@ -235,11 +235,11 @@ def replay_requests(
 
     Args:
         runs: measured, or files or folders of them.
-        base: scenario of all that the runs do not state, or its file.
+        base: scenario (or its file) for all settings that the runs do not state.
         sources: names of the files, for the report; default: the files among ``runs``.
-        split: score only configurations that this split holds out (a curve over load is on one side as a whole).
+        split: score only configurations that this split holds out (all loads of one configuration are on one side).
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
-        limit: simulate at most so many, evenly chosen.
+        limit: maximum number of runs to simulate, evenly chosen.
         seed: seed of the simulations.
         start: runs work on other processes; None = here.
         progress: called with (done, total).

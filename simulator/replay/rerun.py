@@ -56,8 +56,8 @@ def framework_of_version(framework: str, version: str | None) -> str:
 
     TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
     and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
-    all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names its month alone is taken for
-    the newest release of that month.
+    all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names only its month counts as the
+    newest release of that month.
     """
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
@@ -288,14 +288,14 @@ def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | N
 def rerun(
     run: MeasuredRun, base: Scenario, seed: int = 0, intervals: bool = False, factors: Factors | None = None
 ) -> Json:
-    """Simulate a measured run again; with ``intervals``, also look for the model's error.
+    """Simulate a measured run; with ``intervals``, also estimate the model error.
 
     Args:
-        run: to be repeated.
-        base: of all that the run does not state.
+        run: measured run to simulate.
+        base: scenario for all settings that the run does not state.
         seed: of the simulation.
-        intervals: whether to look for the model's error.
-        factors: on constants, for fits of them.
+        intervals: whether to estimate the model error.
+        factors: factors on constants, for fitting these.
 
     Returns:
         ``{"predicted": {metric: value}, "basis", "notes", "model_error", "simulated"}`` with the metrics of
@@ -373,7 +373,7 @@ def _with_room_for_states(run: MeasuredRun, scenario: Scenario) -> tuple[Scenari
 
 
 def _first_batch_s(run: MeasuredRun, scenario: Scenario) -> float:
-    """By how much the first prompts of a measured closed loop of a mixture are late (``Framework.first_batch_s``)."""
+    """Delay of the first prompts in a measured closed loop of a mixture (``Framework.first_batch_s``)."""
     several = run.process == "closed-loop" and (run.max_concurrency or 1) > 1
     if not several or run.steady or scenario.engine.entry_point != "server":
         return 0.0
@@ -457,9 +457,9 @@ def _is_method(text: str, method: str) -> bool:
 
 
 def _set_speculation(data: Json, run: MeasuredRun) -> None:
-    """Speculation of the base with what a run states of it: none, or its own depth and acceptance.
+    """Set the speculation that a run states in the base scenario: none, or the run's depth and acceptance.
 
-    Without the base's drafter a method that drafts with the model's own heads needs its depth and acceptance alone.
+    If the base has no drafter, a method that drafts with the model's own heads needs only depth and acceptance.
     """
     if run.speculation is not None and run.speculation.lower() in ("none", "off"):
         data.pop("speculation", None)

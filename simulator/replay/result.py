@@ -10,7 +10,7 @@ from simulator.replay.replay_tables import ERRORS, replay_heading
 
 
 class Replay(Result):
-    """Predictions beside measurements. A subclass says ``document`` and ``tables()``."""
+    """Predictions against measurements. A subclass defines ``document`` and ``tables()``."""
 
     kind = "replay"
     report = "dashboards.replay_report"
@@ -27,7 +27,7 @@ class Replay(Result):
 
     @property
     def summary(self) -> Summary:
-        """Errors over everything, in percent, and the rows that they are of."""
+        """Overall errors, in percent, and the number of rows behind them."""
         overall = self.document["overall"]
         return Summary({"rows": overall["n"], **{key: overall[key] for key in (*ERRORS, "coverage90")}})
 

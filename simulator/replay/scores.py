@@ -80,7 +80,7 @@ ALL = "all"
 
 
 class ErrorLimit(NamedTuple):
-    """Largest allowed percentage of a metric (its magnitude), over all rows or over those of one group."""
+    """Largest allowed magnitude of an error metric in percent, over all rows or over one group."""
 
     group: str
     metric: str

@@ -12,7 +12,7 @@ from traces.kernels import KernelTable
 from traces.kernels.table import equal_rows
 
 TOLERANCE = 1.10
-"""A clock may boost above the one the datasheet's figures stand for."""
+"""Tolerance of the check: clocks may boost above the datasheet's clock."""
 SUSPECT_SHARE = 0.05
 """Share of impossible rows from which the whole slice of a trace is not believed."""
 UNIT_FACTOR = 200.0
@@ -25,7 +25,7 @@ SUSPECT = "same kind of kernel, same source, as rows faster than the datasheet"
 def sol_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
     """Least time the datasheet allows: arithmetic at the dense peak, bytes at the memory's bandwidth.
 
-    Where operands may already be on the chip, as much as its store holds need not come from memory.
+    If operands may already be on the chip, bytes up to the size of its store need not come from memory.
     """
     spared = np.where(prediction.warm, chip.on_chip.capacity_bytes, 0.0)
     memory = np.maximum(0.0, prediction.bytes - spared) / chip.memory.bandwidth_bytes_per_s
@@ -34,10 +34,10 @@ def sol_seconds(prediction: Prediction, chip: Chip) -> FloatArray:
 
 
 def impossible_rows(table: KernelTable, prediction: Prediction, chip: Chip) -> tuple[BoolArray, dict[str, int]]:
-    """Rows to leave out because the datasheet forbids them, and those of the same slice; with counts by reason.
+    """Rows to drop because they beat the datasheet, and rows of suspect slices; with counts by reason.
 
-    A slice is one operation, library, kernel source and format, grouped heads separately: where more than
-    ``SUSPECT_SHARE`` of its rows are impossible the others were measured the same wrong way, only less visibly.
+    A slice is one operation, library, kernel source and format, with grouped heads separate. If more than
+    ``SUSPECT_SHARE`` of its rows are impossible, all its rows are dropped: they were measured in the same wrong way.
 
     Raises:
         ForerunError: most rows are impossible, or off by a factor that only a wrong unit explains.

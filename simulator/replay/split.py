@@ -12,7 +12,7 @@ from forerun.errors import ForerunError
 from traces.kernels import SIZES, KernelTable
 
 _HASHED_NAMES = {"active_experts": "activated_experts"}
-"""Columns that hash under an earlier name, so that recorded splits stay as they are."""
+"""Columns that hash under their earlier name, so that recorded splits stay unchanged."""
 _TEXTS = ("op", "dtype", "kv_dtype")
 """Words that are part of a shape; library, source and file are not: one shape is held out everywhere."""
 

@@ -1,4 +1,4 @@
-"""Measured engine steps beside predicted ones: batch composition -> seconds."""
+"""Measured against predicted engine steps: batch composition -> seconds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def steps_document(tables: Sequence[StepTable], scenario: Scenario) -> dict[str,
     and engine. Steps measured on the device are compared without the host's work; percentages are numbers such as 7.3.
 
     Raises:
-        ForerunError: there is no step, the scenario requests something that is not modelled, or a step cannot be one
-            of its steps.
+        ForerunError: no steps, a scenario with something that is not modelled, or a step that its engine cannot run.
     """
     from forerun.version import VERSION
     from simulator.running.metrics.document import scenario_document

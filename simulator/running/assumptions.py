@@ -79,7 +79,7 @@ _RECENT: RecentResults[tuple[Chip, Any]] = RecentResults(64)
 
 
 class _ScaledKernels(KernelLibrary):
-    """Kernels whose parameters are multiplied where they were not fitted on this chip's own measurements."""
+    """Kernel library that multiplies parameters not fitted on this chip's own measurements."""
 
     def __init__(self, chip: Chip, library: str, factors: Iterable[tuple[str, float]], *choices: Any) -> None:
         super().__init__(chip, library, *choices)

@@ -52,8 +52,8 @@ from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
-"""Timing models, the latest first, so that the runs of a study share what the engine records of them. They are
-compared: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
+"""Timing models, the latest first, so that the runs of a study share recorded prices. They are compared one by one,
+since a chip holds mappings and cannot be hashed."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """True for frameworks whose prefill engine delivers the first token. In vLLM the decode engine computes the last prompt
@@ -209,7 +209,7 @@ class _Replica:
         self.weight_dtypes = timing.resolve_weight_dtypes(self.architecture, scenario.weights_dtype)
 
     def pool(self, make_drafter: DrafterFactory | None, make_policy: PolicyFactory | None) -> PoolBuild:
-        """Model on chips, then the drafter, memory, timer and limits, each from those before it."""
+        """Build the model on chips, then drafter, memory, timer and limits, each from the earlier ones."""
         hardware, engine, speculation = self.hardware, self.engine, self.speculation
         target = self._target()
         chip, framework = target.chip, target.framework
@@ -458,8 +458,8 @@ class _Replica:
         )
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:
-        """Most tokens of one step, of one attention group. Schedulers that do not budget decodes decode their whole
-        batch; groups may wait for the prompts of one and the batch of another."""
+        """Maximum tokens of one step of one attention group. Schedulers that do not budget decodes decode their whole
+        batch; a step of groups may combine the prompts of one with the batch of another."""
         budget, batch = self.engine.max_num_batched_tokens, most_seqs * query_len
         if self.hardware.attention_data_parallel > 1:
             return budget + batch
@@ -468,7 +468,7 @@ class _Replica:
         return max(budget, batch)
 
     def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> HostSpace:
-        """Host memory of each attention group; groups copy beside one another, each over its own chips' links."""
+        """Host memory of each attention group; groups copy in parallel, each over its own chips' links."""
         name, groups = self.engine.host_link or chip.links.host, self.hardware.attention_data_parallel
         assert name is not None
         link = self.assumed.link(name, "engine.host_link")
@@ -557,7 +557,7 @@ class _Replica:
 
 
 def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
-    """An equal timing model that an earlier run used, with what the engine recorded of it; else ``timer``."""
+    """An equal timing model of an earlier run, with its recorded prices; else ``timer``."""
     for known in list(_LATELY):
         if known.target is timer.target and known == timer:
             return known
@@ -571,7 +571,7 @@ def _in_servers(chip: Chip) -> bool:
 
 
 def _of_one_group(scenario: Scenario) -> Scenario:
-    """The scenario with the engine's limits as one attention group has them."""
+    """The scenario with the engine's limits for one attention group."""
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
     if groups == 1 or not timing.load_framework(engine.framework).divides_limits:
         return scenario

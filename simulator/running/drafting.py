@@ -148,7 +148,7 @@ class DraftRequest:
 
     @property
     def max_drafting_seqs(self) -> int:
-        """Most sequences that draft in one step that is priced: a full batch, and prompts of a token beside it."""
+        """Maximum number of drafting sequences in a priced step: a full batch plus one-token prompts."""
         return self.max_num_seqs + self.max_num_batched_tokens
 
     @property
@@ -158,7 +158,7 @@ class DraftRequest:
 
 
 def method_overhead(framework: str, method: str) -> DraftOverhead:
-    """Host times of a method, measured in that engine, in another, or of the method that stands in."""
+    """Host times of a method, measured in that engine or another one, else those of a similar method."""
     return timing.load_draft_overhead(framework, METHODS[method].times_of or method)
 
 
@@ -239,7 +239,7 @@ def drafting_rule(
 
 
 def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]) -> StepSeconds:
-    """Seconds of a step as a policy of up to ``most`` draft tokens wants them.
+    """Function for policies: seconds of a step with up to ``most`` draft tokens.
 
     Args:
         timer: prices of the target and the drafter.
@@ -250,8 +250,8 @@ def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]
 
     @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
-        """Seconds of a step in which each sequence verifies and drafts ``tokens`` tokens, beside prompt tokens. Seconds
-        of several steps where one does not hold all tokens."""
+        """Seconds of a step in which each sequence verifies and drafts ``tokens`` tokens, with prompt tokens. Seconds
+        of several steps if one step cannot hold all tokens."""
         held = timer.target.max_tokens // (tokens + 1)
         if held < seqs:
             return step_seconds(held, tokens, context) * seqs / held
@@ -282,7 +282,7 @@ def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:
 
 
 def trims(config: SpeculationConfig | None) -> bool:
-    """True if a step verifies some of the draft tokens only: those worth most, or those that a grammar forces."""
+    """True if a step verifies only some draft tokens: the most valuable ones, or the ones that a grammar forces."""
     return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
 
 
@@ -491,7 +491,7 @@ def placed(
 
 
 def _head_sizes(request: DraftRequest) -> HeadSizes:
-    """Sizes as the scenario gives them, else those of the public head it names; the rest follows from the target."""
+    """Draft-head sizes from the scenario or the public head that it names; missing sizes follow from the target."""
     draft = request.draft
     method, architecture = request.config.method, request.target.architecture
     if draft.model is not None:

@@ -79,8 +79,8 @@ def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: i
 
 
 def state_bytes(model: str | dict[str, Any], speculation: SpeculationConfig | None) -> float:
-    """Bytes that each sequence of a model keeps beside its KV: recurrent states, with one more for each draft token.
-    Infinite where the drafter has a cache of fixed size for each; 0 for an unknown model."""
+    """Bytes that each sequence keeps in addition to KV: recurrent states, one more for each draft token. Infinite if
+    the drafter has a fixed-size cache per sequence; 0 for an unknown model."""
     drafts = speculation if speculation is not None and speculation.method != "none" else None
     if drafts is not None and drafts.draft is not None and drafts.draft.kv_tokens is not None:
         return inf
@@ -96,13 +96,13 @@ def chosen_fields(section: BaseModel) -> set[str]:
 
 
 def replaced_scheduler(engine: EngineConfig) -> str | None:
-    """The framework's own scheduler where another stands in for it that the scenario does not choose; else None."""
+    """The framework's own scheduler if another one replaces it without the scenario's choice; else None."""
     own: str = engine_defaults(engine.framework).get("scheduler", engine.scheduler)
     return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
 
 
 def default_formats(engine: EngineConfig) -> dict[str, Any]:
-    """Formats of weights and KV cache in which an engine stores them where a scenario names none."""
+    """Default formats of weights and KV cache of an engine."""
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
         return {}
     framework = load_framework(engine.framework)

@@ -59,8 +59,7 @@ class StepAudit:
         self.problems: list[str] = []
         """Descriptions of broken per-step invariants."""
         self.unshared: dict[str, str] = {}
-        """Description by pool of a step that reads more keys than its blocks hold. A problem only if no blocks are
-        shared."""
+        """Pool name -> first step that reads more keys than the KV blocks hold; an error unless blocks are shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
         """Least seconds that all steps of each pipelined replica need, by the bounding resource."""

@@ -27,7 +27,7 @@ def check_names(scenario: Scenario, files: bool = True) -> None:
 
     Args:
         scenario: the scenario.
-        files: look up files too; a scenario may be made before its files are.
+        files: look up files too; a scenario may be built before its files exist.
     """
     for field, look_up, name in _names(scenario):
         if not files and (isinstance(name, Mapping) or _is_file(field, str(name))):

@@ -29,7 +29,7 @@ Entry = TypeVar("Entry")
 NAME = "checked-plug-in"
 TOKEN_COLUMNS = ("input_tokens", "output_tokens")
 MOST_PLANS = 5_000
-"""Steps after which a scheduler counts as one that gets nothing done; the scenarios take some hundreds."""
+"""Steps after which a scheduler counts as stuck; the check scenarios take some hundreds."""
 REQUESTS = 24
 BURST = {
     "arrivals": {"process": "burst"},
@@ -79,7 +79,7 @@ def check_scheduler(make: type[engine.Scheduler], **facts: Any) -> None:
     name = make.__name__
 
     class Watched(make):  # type: ignore[misc,valid-type]
-        """The class with a look at every plan."""
+        """Subclass that checks every plan."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -143,7 +143,7 @@ def _plan_problems(scheduler: Any, plan: Any, facts: SchedulerFacts) -> Iterator
 
 
 class _WatchedPolicy:
-    """A routing policy with a look at every choice."""
+    """Wrapper of a routing policy that checks every choice."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -162,7 +162,7 @@ class _WatchedPolicy:
 
 
 class _WatchedAdmission:
-    """An admission rule with a look at every answer."""
+    """Wrapper of an admission rule that checks every answer."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -210,8 +210,8 @@ def check_router(make: Callable[[RouterConfig, RunLog], Policy]) -> None:
 def check_admission(make: Callable[[RouterConfig], Admission]) -> None:
     """Check an admission rule on three replicas: full ones, failing ones, none that is up.
 
-    Checked are: that it lets in replicas that it is given, each once, that a refusal has a reason, that nothing waits
-    for ever, that two runs are equal, and the invariants of every run.
+    The checks: it returns only replicas that it was given, each once; every refusal has a reason; nothing waits for
+    ever; two runs are equal; every run keeps its invariants.
 
     Args:
         make: class that is built from the router's settings.
@@ -296,7 +296,7 @@ def _check_runs(
     replicas: int,
     sections: Mapping[str, Any],
 ) -> None:
-    """Run a scenario twice with an entry of a registry, and refuse what goes wrong or differs.
+    """Run a scenario twice with a registry entry; raise if a run fails or the two differ.
 
     Args:
         name: of the plug-in, for messages.

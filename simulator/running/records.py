@@ -62,8 +62,8 @@ class Axis(TypedDict):
     direction: list[float]
     """Unit vector over ``KINDS``; empty for what is no step's time."""
     response: dict[str, list[float]]
-    """Logarithm of each figure's factor at both ends of the 90 % interval along it. Of measured runs also at the ends
-    of their middle half, between those."""
+    """Logarithm of each figure's factor at both ends of the axis's 90 % interval. For measured runs also at the ends of
+    the middle half, in between."""
 
 
 class ModelError(TypedDict):
@@ -179,13 +179,13 @@ class RunRecords(Result):
 
 
 def clock() -> tuple[float, float]:
-    """CPU seconds of this process and of those that have ended before it, and wall-clock seconds."""
+    """CPU seconds of this process and its ended child processes, and wall-clock seconds."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system, time.perf_counter()
 
 
 def _beyond_fits(build: Build) -> Iterator[bool]:
-    """True for each pool that rests on assumptions, or whose release lies outside the fits."""
+    """True for each pool that depends on assumptions or has an engine release outside the fits."""
     yield from (pool.assumed for pool in build.pools)
     engine = build.scenario.engine
     library, model = load_framework(engine.framework).kernel_library, load_architecture(build.scenario.model).name
@@ -207,7 +207,7 @@ def request_records(log: RunLog) -> RequestRecords:
 
 
 def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters | None:
-    """Drafts, their tokens and those accepted, over all requests; None where the pool does not draft."""
+    """Drafts, draft tokens and accepted tokens, over all requests; None if the pool does not draft."""
     if pool.sampler is None:
         return None
     counts = log.accepted_counts

@@ -246,7 +246,7 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
             )
     if (engine.batch_wait_timeout_iters > 0) != (engine.batch_wait_max_tokens_ratio > 0):
         raise ForerunError(
-            "engine.batch_wait_timeout_iters: prompts wait up to so many steps for batch_wait_max_tokens_ratio of "
+            "engine.batch_wait_timeout_iters: limits the wait of prompts for batch_wait_max_tokens_ratio of "
             "max_num_batched_tokens; set both or neither"
         )
     if engine.batch_wait_timeout_iters and not (

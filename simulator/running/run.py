@@ -115,7 +115,7 @@ class RunResult(RunRecords):
         return metrics.run_title(self.document)
 
     def tables(self) -> list[Table]:
-        """Serving, latency, speculation, SLO, engine, pools: those that apply."""
+        """The applicable tables: serving, latency, speculation, SLO, engine, pools."""
         return metrics.run_tables(self.document)
 
     def records(self) -> list[Json]:
@@ -146,17 +146,17 @@ def simulate(
         seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
         progress: called now and then with (requests ended, requests in all).
         full_step_rows: step records beyond which decode steps of one unchanged batch share a row, an equal part for
-            each replica; default: 131,072. 0 keeps none: only their sums stay (``totals``).
-        make_drafter: a drafter of your own in place of the one that the scenario's speculation method names; see
+            each replica; default: 131,072. 0 keeps no rows, only their sums (``totals``).
+        make_drafter: builds a custom drafter in place of the scenario's speculation method; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
-        make_policy: makes a policy of your own for each replica, in place of the one that the scenario names; see
+        make_policy: builds a custom draft policy for each replica, in place of the scenario's policy; see
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         factors: on assumed parameters, for sensitivity studies (see ``simulator.running.assumptions``); default: none.
-        stream: requests to serve in place of those that the scenario's workload describes.
-        intervals: also find out how far off the figures may be: those of the summary, or what a function makes of a
-            run (see ``simulator.running.metrics.uncertainty``). Serves some of the requests again seven times: about
-            as long as the run from 1,500 requests on, up to seven times as long for a few hundred.
-        cost_notes: with attention-level speculation, note how far its assumed costs move decode steps, which takes
+        stream: requests to serve in place of those that the scenario's workload describes. intervals: also estimate the
+        model error of the summary's figures, or of a function's figures of a run (see
+        ``simulator.running.metrics.uncertainty``). Simulates some of the requests seven more times: takes about as long
+        as the run from 1,500 requests on, up to seven times as long for a few hundred. cost_notes: with attention-level
+        speculation, note how far its assumed costs move decode steps, which takes
             longer than a run of few requests.
 
     Raises:
@@ -255,7 +255,7 @@ def _refuse_nothing_served(log: RunLog) -> None:
 
 
 def refusal_words(refusals: Mapping[str, int]) -> list[str]:
-    """Reasons with their requests; those that differ in their first number share a line.
+    """Refusal reasons with counts of requests; reasons that differ only in the first number share a line.
 
     >>> refusal_words({"needs 11 KV blocks, the replica has 10": 2, "needs 30 KV blocks, the replica has 10": 1})
     ['3 requests: needs 11 to 30 KV blocks, the replica has 10']

@@ -36,7 +36,7 @@ from simulator.workload.workload_config import WorkloadConfig
 
 QUOTED = re.compile(r"'([^']*)'")
 ROLE_NAME = re.compile("(prefill|(?:context|ctx)(?![a-z]))|decode|(?:generation|gen)(?![a-z])")
-"""Begin of the name of a pool with a role: the group for prefill, the rest for decode."""
+"""Pattern of a pool name that implies a role: the group matches prefill, other matches decode."""
 LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
 
 
@@ -71,11 +71,11 @@ class Scenario(Section):
     weights_dtype: str | dict[str, str] | None = None
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
     kv_cache_dtype: str = "bf16"
-    """Format of keys and values in the cache: bf16, fp8 and the others of the catalogue."""
+    """Format of keys and values in the cache: bf16, fp8 or another format of the catalogue."""
     hardware: HardwareConfig
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
-    """Parameters of ``engine.routing`` and limits of what the router lets in."""
+    """Parameters of ``engine.routing`` and admission limits of the router."""
     pools: dict[PoolName, PoolConfig] | None = None
     """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
     kv_transfer: KvTransferConfig | None = None
@@ -299,7 +299,7 @@ def is_log(path: str | Path) -> bool:
 
 
 def _file_near(file: Path) -> str:
-    """The file beside ``file`` that was meant, such as ``chat.yaml`` for ``chat.yml``."""
+    """A similarly named file in the same folder, such as ``chat.yaml`` for ``chat.yml``."""
     try:
         others = [other.name for other in file.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
     except OSError:
@@ -482,7 +482,7 @@ FILE_FIELDS = (
 
 
 def resolve_paths(data: Json, folder: Path) -> None:
-    """Relative file names that exist beside the scenario file become paths that work from anywhere."""
+    """Turn relative names of files next to the scenario file into paths that work from any folder."""
     for path in FILE_FIELDS:
         *parents, key = path.split(".")
         holders: list[Any] = [data]

@@ -20,7 +20,7 @@ from simulator.timing.power import full_power_s
 MEAN_CONTEXT = 0.03
 """Share by which several steps may differ from as many steps at their mean context."""
 PRICED_TOGETHER = 1 << 15
-"""Steps whose bounds are computed at once: what is computed of them stays in a processor's cache."""
+"""Number of steps whose bounds are computed together, so that the arrays fit a processor's cache."""
 COUNTED = (
     "replica", "prefill_seqs", "prefill_tokens", "decode_seqs", "query_len", "output_tokens", "running", "waiting",
     "kv_blocks", "steps",
@@ -32,9 +32,8 @@ MOST_ROWS = 50_000
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over the engine steps of each replica: all that a summary says about steps comes from them.
-
-    They are taken of every step before rows are joined or dropped, so that a summary does not depend on what is kept.
+    """Sums over the engine steps of each replica, the source of all step figures in a summary. Every step is added
+    before rows are joined or dropped, so a summary does not depend on the kept rows.
     """
 
     peak_flops_per_s: FloatArray
@@ -109,7 +108,7 @@ COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog`` and shows each of them to ``looks``."""
+    """Prices the rows of a ``StepLog`` and passes them to each of ``looks``."""
 
     build: Build
     looks: Sequence[Callable[[StepRecords], None]]
@@ -131,9 +130,9 @@ class StepRows:
 def price_steps(steps: StepLog, build: Build) -> StepRecords:
     """Engine steps with the sum of their kernels: seconds by bound and by evidence, useful work.
 
-    That is what the step took, to the grid of simulated time. Rows of several steps, priced at their mean context, and
-    batches that wait for each other in a pipeline have the shares of it laid on their seconds. Copies to and from host
-    memory count as interconnect.
+    The sum equals the step's duration, up to the grid of simulated time. For rows of several steps (priced at their
+    mean context) and for batches that wait for each other in a pipeline, shares are scaled to the recorded seconds.
+    Copies to and from host memory count as interconnect.
     """
     costs, chips = Costs.zeros(0), np.zeros(len(steps), dtype=np.int64)
     count, copies_s = steps.column("steps"), steps.column("copies_s")
@@ -253,7 +252,8 @@ def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> 
 
 @dataclass(slots=True)
 class DecodeSample:
-    """Every n-th of the steps that only decode, n doubling so that at most ``most`` stay, however they arrive."""
+    """Every n-th decode-only step; n doubles so that at most ``most`` steps are kept, whatever chunks they arrive
+    in."""
 
     most: int = 256
     parts: list[StepRecords] = field(default_factory=list)

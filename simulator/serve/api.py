@@ -162,7 +162,7 @@ class ChatBody(_Generation):
 
     @property
     def reply(self) -> Reply | None:
-        """Arguments of the function that must be called, else JSON that must be answered; None for filler text."""
+        """Schema of the reply: arguments of the forced function call, else the required JSON; None for filler text."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
         if named is None and self.tool_choice != "required":
             return super().reply
@@ -176,7 +176,7 @@ class ChatBody(_Generation):
         return Reply(parameters | {"type": "object"}, functions[0].name)
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
-        """The one conversation, tools in front of it as templates put them; cut after ``most_tokens``."""
+        """The single prompt: tools first, as in chat templates, then the conversation; cut after ``most_tokens``."""
         before = (
             [("tools", json.dumps([tool.model_dump(exclude_unset=True) for tool in self.tools]))] if self.tools else []
         )

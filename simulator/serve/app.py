@@ -42,7 +42,7 @@ from simulator.workload import generate_requests
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 8 * 2**20
-"""A million tokens of text take about half of it; parsing more at once would hold other streams up."""
+"""Maximum size of a body. A million tokens of text take about half; parsing more at once would stall other streams."""
 QUICK_BYTES, QUICK_TOKENS = 16_384, 8192
 """Size of a body, and its tokens, up to which it is read between two turns of the event loop. A larger one is read by a
 thread."""
@@ -53,7 +53,7 @@ UNREAD_S = 60.0
 REQUEST_S = 30.0
 """Seconds that a request may take to arrive in full."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Most bytes of an address, of all headers, and of all else but a body. As uvicorn limits them under h11."""
+"""Maximum bytes of the address, of all headers, and of everything before the body; uvicorn's limits under h11."""
 LINGER_S = 2.0
 """Seconds in which a client whose request is too large may read that it is."""
 PROBE_S = 1.0
@@ -105,7 +105,7 @@ class PendingAnswer:
 
 
 class RequestTrace:
-    """File of the requests that arrived, one JSON line each; what goes wrong with it stops it and nothing else."""
+    """File of the requests that arrived, one JSON line each; an error in writing it stops only the trace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -171,7 +171,7 @@ class Exchange:
         return usage_of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), self.cached_tokens)
 
     def connect(self, connection: asyncio.WriteTransport) -> None:
-        """Send at once from now on; nothing may be held that would be overtaken."""
+        """Write to the transport directly from now on; no earlier chunk may still be queued."""
         self.send, self._connection = self._write, connection
 
     def framed(self, chunk: bytes) -> bytes:
@@ -301,7 +301,7 @@ class Server:
         return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     def prepare(self, body: Body) -> list[PendingAnswer]:
-        """The answers that a body requests; touches nothing that the event loop changes."""
+        """Build the answers that a body requests; safe outside the event loop's thread."""
         reply = body.reply
         schema, least = (None, 0) if reply is None else (reply.schema, least_tokens(reply))
         fixed = reply is not None and not takes_words(reply.schema)
@@ -412,7 +412,7 @@ class Server:
         return slot
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Let tokens out to those that wait for them: all is made ready first, and counted when all are out."""
+        """Send tokens to waiting clients: first prepare all of them, then send, then count."""
         sent, chunks, closing = [], [], []
         for delivery in deliveries:
             known = self._under_way.get(delivery.slot)
@@ -487,9 +487,8 @@ class Server:
 
 
 class _Endpoint:
-    """Endpoint of completions; an ASGI application, so that tokens go straight to the transport.
-
-    A browser's EventSource can only GET: what others post then stands in the address, as ``?body=``.
+    """Endpoint of completions; an ASGI application, so that tokens go straight to the transport. A browser's
+    EventSource can only GET, so the body may also be passed in the address, as ``?body=``.
     """
 
     def __init__(self, server: Server, kind: type[ChatBody] | type[CompletionBody]) -> None:
@@ -595,7 +594,7 @@ async def _raw(request: Request) -> bytes:
 
 
 async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
-    """True if ``one`` has happened once either has."""
+    """Wait for either event; True if ``one`` has happened."""
     await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
     return one.done()
 
@@ -657,7 +656,7 @@ def _protocol() -> Any:
         refusal: BadRequestError | None = None
         """Part of the request that is too large; None while none is."""
         header_bytes = body_bytes = framing_bytes = 0
-        """Bytes of the request's headers, of its body, and of what is neither body nor in its first packet."""
+        """Bytes of the request's headers, of its body, and of non-body data after its first packet."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)

@@ -1,7 +1,5 @@
-"""A fleet with unknown future requests, which are handed in while its time goes by.
-
-The replicas, the router and the engine are those of any run; only the clock differs. Nothing here looks at
-a clock: ``Pace`` (``simulator.serve.pace``) does.
+"""A fleet that accepts requests while its simulated time advances. Replicas, router and engine are the same as in any
+run; only the clock differs. This module reads no clock: ``Pace`` (``simulator.serve.pace``) does.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from simulator.workload import RequestStream
 from traces import PrefixHashes
 
 SLOTS = 1 << 16
-"""Requests that can be under way at once. A slot is used again when all others have been; the draws of acceptance go by
-its number, and so repeat after as many requests."""
+"""Maximum requests under way at once. A slot is reused after all others; acceptance draws depend on the slot number,
+and so repeat after that many requests."""
 
 MOST_REHEARSED = 4096
 """Events of a rehearsal's round: a fleet whose replicas all fail does not end it."""
@@ -152,7 +150,7 @@ class LiveFleet:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, at the router or at a replica (those on their way through a API server included)."""
+        """Requests that wait at the router or at a replica, including requests inside an API server."""
         return self.under_way - sum(map(running_requests, self.schedulers))
 
     @property
@@ -168,12 +166,12 @@ class LiveFleet:
     def submit(
         self, input_tokens: int, output_tokens: int, hashes: Sequence[int] = (), at_s: float = 0.0
     ) -> int | None:
-        """A request arrives; returns its slot, or None where no slot is free.
+        """Submit a request; returns its slot, or None if no slot is free.
 
         Args:
             input_tokens, output_tokens: of prompt and answer; the fleet's ``refusal`` says what can be served.
             hashes: of the whole blocks of prompt and answer.
-            at_s: simulated time; what has gone by already counts as now.
+            at_s: simulated time of arrival; a time in the past counts as now.
         """
         if not self._free:
             return None
@@ -252,8 +250,8 @@ class LiveFleet:
 
 
 def rehearse(build: Build) -> None:
-    """Serve made-up requests, so that price tables exist before anybody waits for a token. Making them on demand would
-    hold streams up for up to a tenth of a second at a time.
+    """Serve made-up requests, so that price tables exist before clients connect. Building tables on demand would stall
+    streams for up to a tenth of a second at a time.
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)

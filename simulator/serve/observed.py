@@ -24,7 +24,7 @@ LEAST_COUNT, LARGEST_COUNT = 1e-9, 1e15
 """Range of a counter that is not zero: a nanosecond, and whole numbers that double precision still holds."""
 MOST_POSITIONS = 4096
 PARTS = 5
-"""Lengths that stand for those of one bucket."""
+"""Number of lengths that represent one histogram bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels."""
 
@@ -112,7 +112,7 @@ def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
 
     Args:
         files: a Prometheus text, two of them (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
-        seconds: that the text covers or that lie between the two, where they do not say.
+        seconds: time that the text covers or between the two, if the files do not state it.
     """
     texts = [(file, _text(file)) for file in files]
     if len(texts) == 2:

@@ -14,9 +14,9 @@ TIMER_S = 2.2e-3
 NAP_S = 0.1e-3
 """Longest sleep at once: between naps requests are taken."""
 MOST_LEAD_S = 5e-3
-"""Work on a step's tokens begins at most so much before they are due."""
+"""Maximum seconds before a step's tokens are due at which work on them begins."""
 SLACK_S = 0.3e-3
-"""So much before they go they are to be ready, on average."""
+"""Target time between preparing tokens and sending them, on average, in seconds."""
 SMOOTHING = 0.2
 MOST_LEARNT_S = 0.5e-3
 """A machine that was away for a while is not expected to be away at the next step."""
@@ -98,7 +98,7 @@ class Pace:
         self._aim()
 
     def send(self, chunks: Sequence[tuple[Callable[[bytes], None], bytes]], at_s: float) -> list[float]:
-        """Send each chunk, half of them before their moment and half after; returns when, by the loop's clock."""
+        """Send each chunk, half of them before their due time and half after; returns the times by the loop's clock."""
         clock = self.loop.time
         slack_s = self.due(at_s) - len(chunks) * self._chunk_s / 2 - clock()
         if slack_s > 0:

@@ -52,7 +52,7 @@ def json_tokens(schema: Any, number: int = 0, least: int = 0) -> list[str]:
 
     Args:
         schema: JSON Schema.
-        number: number of the filler text that the words are of.
+        number: number of the filler text to take words from.
         least: tokens wanted; a document that needs more has more.
 
     Raises:
@@ -244,7 +244,7 @@ def _listed(schema: Mapping[str, Any]) -> Any:
     """The first listed value of the schema's type."""
     beside = schema.keys() - ANNOTATIONS - {"type", "enum" if "enum" in schema else "const"}
     if beside:
-        raise ValueError(f"{min(beside)!r} beside a list of values is not modelled")
+        raise ValueError(f"{min(beside)!r} together with {'enum' if 'enum' in schema else 'const'} is not modelled")
     kind = schema.get("type")
     for value in schema["enum"] if "enum" in schema else [schema["const"]]:
         if kind is None or (isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))):
@@ -253,7 +253,7 @@ def _listed(schema: Mapping[str, Any]) -> Any:
 
 
 def _number(schema: Mapping[str, Any], whole: bool) -> float:
-    """A number that the limits allow, zero where they do."""
+    """A number within the limits; zero if allowed."""
     bounds = {
         key: schema[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in schema
     }

@@ -57,7 +57,7 @@ METRICS = {
 }
 """Checked metrics in words."""
 LATENCY_FLOOR = 0.001
-"""Relative error of mean latencies due to the rebuilt traffic; mean lengths nearly determine them."""
+"""Relative error of mean latencies due to the rebuilt traffic (small: mean lengths nearly determine latencies)."""
 FACTOR_LIMITS = (0.1, 10.0)
 PROBE, CLOSE, DISTINCT = 0.3, 2e-3, 0.02
 """Logarithms of the first factor tried, of the accuracy of a factor, and of the least distance for a slope."""
@@ -100,8 +100,8 @@ class Twin:
     def run(self, seed: int, host: float = 1.0, kernels: float = 1.0, **changes: Any) -> RunResult:
         """One run of the rebuilt traffic.
 
-        Kernels that take ``kernels`` times as long are the same engine with time running slower: requests come so much
-        faster, host work is so much shorter, and all times are so much longer in the end.
+        Kernels that take ``kernels`` times as long are simulated as slower time: arrivals and host work are sped up by
+        that factor, and resulting times are multiplied by it.
         """
         scenario = self.scenario.with_values(changes) if changes else self.scenario
         name = scenario.engine.framework
@@ -152,7 +152,7 @@ def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Gene
 
 
 def _shared_starts(prompts: IntArray, share: float | None, block: int) -> PrefixHashes | None:
-    """Hashes with which a prefix cache finds this share of all prompts' tokens: they begin alike so far."""
+    """Prefix hashes that give a hit rate of ``share``: every prompt shares that share of its tokens at its start."""
     if not share:
         return None
     blocks = prompts // block
@@ -237,7 +237,7 @@ def _per_token(scenario: Scenario, seen: Observed) -> Observed:
 
 
 def with_lengths(seen: Observed) -> Observed:
-    """Lengths by their means where no histogram tells them."""
+    """Fill in lengths from their means if there is no histogram."""
     if not seen.requests or seen.arrivals:
         return seen
     changes = {
@@ -263,7 +263,7 @@ def _check(metric: str, cause: str | None, measured: float, expected: float, spr
 
 
 def _load_checks(scenario: Scenario, seen: Observed) -> list[Check]:
-    """Rate and mean lengths beside those of the scenario's workload."""
+    """Compare request rate and mean lengths with the scenario's workload."""
     stream = generate_requests(scenario.workload, 0)
     arrivals = scenario.workload.arrivals
     checks = []
@@ -290,7 +290,7 @@ def _sd(relative_variance: float, count: float) -> float:
 
 
 def _drafter_check(scenario: Scenario, seen: Observed) -> list[Check]:
-    """Tokens of a verify step beside what the scenario's acceptance gives."""
+    """Compare tokens per verify step with the scenario's acceptance."""
     length = seen.acceptance_length
     if length is None or scenario.speculation is None or scenario.speculation.method == "none":
         return []
@@ -303,7 +303,7 @@ def _drafter_check(scenario: Scenario, seen: Observed) -> list[Check]:
 
 
 def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
-    """Share of prompt tokens found in the cache beside what the scenario's own workload finds."""
+    """Compare the prefix-cache hit rate with that of the scenario's own workload."""
     if seen.hit_rate is None or not scenario.engine.enable_prefix_caching:
         return []
     rates = []

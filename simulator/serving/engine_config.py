@@ -31,20 +31,20 @@ class EngineConfig(Section):
     """``fast`` runs the compiled engine if it is built; ``exact-steps`` the interpreted one, every step priced by
     formula (the oracle). Results are the same."""
     num_scheduler_steps: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Decode steps that run between two looks at the queue (vLLM V0's ``--num-scheduler-steps``). Sequences that end
-    before the last of them are computed on, and arrivals wait for it."""
+    """Decode steps per scheduling round (vLLM V0's ``--num-scheduler-steps``). A sequence that ends early is padded to
+    the end of the round, and arrivals wait for that end."""
     max_num_seqs: PositiveInt = 256
-    """Most requests in a step; default under vLLM: 1024 on chips of 70 GiB and more but the A100, else 256."""
+    """Maximum requests in a step; default under vLLM: 1024 on chips with at least 70 GiB except the A100, else 256."""
     max_num_batched_tokens: Tabulated = 8192
     """Most tokens in a step; default: 8192; under vLLM 2048 on chips of less than 70 GiB and the A100, more without a
     server; under SGLang 2048, 4096, 8192 or 16384, from 35, 60 and 160 GiB on."""
     max_model_len: PositiveInt | None = None
-    """Longest prompt plus output that is accepted; default: what the model was trained for."""
+    """Maximum length of prompt plus output; default: the model's trained context."""
     block_size: Tabulated = 16
     """Tokens per KV block."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of each chip's memory that the engine may use. Default: what SGLang's own rule leaves under SGLang, all of
-    it on Tenstorrent, else 0.9."""
+    """Share of each chip's memory that the engine may use. Default: under SGLang by its own rule; 1 on Tenstorrent;
+    else 0.9."""
     num_kv_blocks: PositiveInt | None = None
     """A measured block count; overrides the estimate from memory."""
     kv_watermark: Share = 0.0
@@ -52,21 +52,21 @@ class EngineConfig(Section):
     enable_chunked_prefill: bool = True
     """True if a prompt may be computed in parts over several steps."""
     enable_prefix_caching: bool = True
-    """True if blocks of equal content are shared between requests and kept after them."""
+    """True if blocks of equal content are shared between requests and stay cached after a request ends."""
     prefix_cache: Literal["blocks", "radix"] = "blocks"
     """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
     the block size (SGLang's RadixAttention at its default page size of 1)."""
     async_scheduling: bool | None = None
-    """True if a step is scheduled while the one before it runs (an arrival then waits one step longer). Default: as the
-    framework does by itself."""
+    """True if a step is scheduled while the one before it runs (an arrival then waits one step longer). Default: the
+    framework's own default."""
     scheduler_recv_interval: PositiveInt = 1
-    """SGLang: decode steps after which the scheduler looks for new requests again (``--scheduler-recv-interval``). It
-    also does after every step with prompts and whenever it has nothing to do."""
+    """SGLang: decode steps between two polls for new requests (``--scheduler-recv-interval``). The scheduler also polls
+    after every step with prompts and whenever it is idle."""
     batch_wait_timeout_iters: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Most steps that TensorRT-LLM's prompts let others decode (``batch_wait_timeout_iters``). More of them are then
-    computed together; where nothing decodes they do not wait."""
+    """TensorRT-LLM: maximum decode steps that prompts wait (``batch_wait_timeout_iters``), so that more prompts are
+    computed together. Prompts do not wait if nothing decodes."""
     batch_wait_max_tokens_ratio: Share = 0.0
-    """TensorRT-LLM: they do not wait either once they and the decoding sequences fill this share of
+    """TensorRT-LLM: prompts stop waiting once prompts and decoding sequences fill this share of
     ``max_num_batched_tokens`` (``batch_wait_max_tokens_ratio``)."""
     stream_interval: PositiveInt = 1
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
@@ -77,8 +77,8 @@ class EngineConfig(Section):
     """Sizes of captured graphs, counted as the framework counts them (vLLM: tokens; SGLang and TensorRT-LLM:
     sequences); default: the framework's own."""
     flash_decoding: bool = True
-    """True if decode attention may split a sequence's KV cache over several work items (FlashDecoding). Off, there are
-    no more of them than sequences times KV heads."""
+    """True if decode attention may split a sequence's KV cache over several work items (FlashDecoding). If off, there
+    is one work item per sequence and KV head."""
     flash_attention: bool = True
     """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
     backend: Literal["rocm", "vulkan"] | None = None

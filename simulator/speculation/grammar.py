@@ -155,7 +155,7 @@ def _chosen(text: str, choices: list[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema behind its references; a choice between several says nothing."""
+    """Follow a schema's ``$ref`` chain; an empty mapping if the target is no object."""
     for _ in range(32):
         if not isinstance(schema, dict) or "$ref" not in schema:
             break

@@ -181,7 +181,7 @@ class PolicyConfig(Section):
 
     @property
     def shared_settings(self) -> dict[str, Any]:
-        """Settings in use that all policies which change K have."""
+        """Settings in use that are common to all policies which change K."""
         return {name: value for name in COMMON_FIELDS[1:] if (value := getattr(self, name)) is not None}
 
     @model_validator(mode="before")

@@ -34,11 +34,11 @@ def installed_names() -> Mapping[str, EntryPoint]:
 
 
 def load_name(name: str, package: str = "forerun") -> object:
-    """The study or the class of a result that an entry point adds to ``package``.
+    """Load the study or result class that an entry point adds to ``package``.
 
     Raises:
         AttributeError: no installed distribution adds this name.
-        ForerunError: it cannot be imported, or a study is not declared as one.
+        ForerunError: it cannot be imported, or a study has no ``@study`` decorator.
     """
     if name not in installed_names():
         hint = f"; pip install {SEPARATE[name]}" if name in SEPARATE else ""

@@ -111,16 +111,16 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
 
 
 def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str]) -> Ratio:
-    """A ratio with the error of the model in its interval, and the chance that it lies above 1.
+    """Widen a ratio's interval by the model error, and compute the probability that the ratio is above 1.
 
-    Shared error sources move both runs in every draw: kernels that are 10 % slower than predicted are so in both.
-    The interval is no surer than the probability that the evidence carries: it then reaches beyond 1.
+    Shared error sources move both runs in every draw: a kernel that is 10 % slower than predicted is slower in both. If
+    the evidence caps the probability (``stated_probability``), the interval is widened to reach beyond 1.
 
     Args:
-        ratio: with its interval of chance.
+        ratio: the ratio with its sampling interval.
         base, other: model error of either run.
         bases: the evidence of both runs.
-        metric: whose ratio it is. The cost of a token errs as the throughput, unless it hangs on arrivals alone.
+        metric: metric of the ratio. Cost per token has the throughput's error, unless arrivals alone determine it.
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
     error_draws = [metric_draws(error, erring) for error in (base, other)]
@@ -174,7 +174,7 @@ def metric_with_unit(metric: str) -> str:
 
 
 def load_of(settings: Mapping[str, Any]) -> tuple[float, ...]:
-    """The values of the load among settings by dotted path."""
+    """Values of the load fields (``LOAD_WORDS``) in settings by dotted path."""
     return tuple(float(settings[path]) for path in LOAD_WORDS if path in settings)
 
 

@@ -36,8 +36,8 @@ class HardwareConfig(Section):
     pipeline_parallel: Chips = 1
     """Stages that the layers are split into, each on chips of its own."""
     expert_parallel: Chips = 1
-    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert. Where
-    they do not divide, places that are left hold second copies of popular experts."""
+    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert. If experts
+    do not divide evenly, leftover places hold second copies of popular experts."""
     attention_data_parallel: Chips = 1
     """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own.
     The experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
@@ -52,15 +52,15 @@ class HardwareConfig(Section):
     """llama.cpp: other chips of the machine that run some of the layers, one chip after the other. ``hardware.chip``
     runs the rest, and the LM head."""
     tensor_chips: list[str] = Field(default_factory=list)
-    """llama.cpp: the other ``tensor_parallel`` ranks where they are unlike ``chip``, which has the least memory. All
-    have equal shares, and the slowest sets the pace."""
+    """llama.cpp: chips of the other ``tensor_parallel`` ranks if they differ from ``chip``, which must have the least
+    memory. All ranks have equal shares, and the slowest sets the pace."""
     speculative_parallel: PositiveInt = 1
     """Device groups of attention-level speculation."""
     replicas: Replicas = 1
     """Independent copies of the whole engine behind one router."""
     power_limit_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Board power limit of every chip (``nvidia-smi -pl``), in watts: clocks, and so compute, fall, memory hardly does.
-    Default: the chip's TDP."""
+    """Board power limit of every chip (``nvidia-smi -pl``), in watts. It lowers clocks and so compute; memory bandwidth
+    hardly falls. Default: the chip's TDP."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None

@@ -36,7 +36,7 @@ LOGIT_BYTES = 4.0
 FP8_DISPATCH_BYTES = 1.0
 """Bytes per element sent to fp8 experts; the way back is in bf16 (DeepEP, README: FP8 dispatch, BF16 combine)."""
 OWN_EXPERTS = 0.54
-"""Number of independent tokens that a further token of the same sequence counts as in the choice of experts.
+"""Independent tokens that count as much as one further token of the same sequence when experts are chosen.
 
 Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
 2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
@@ -68,7 +68,7 @@ class Call(NamedTuple):
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Num = False
-    """True if it runs beside longer kernels on another stream, so that it adds only its minimum time."""
+    """True if the kernel overlaps longer kernels on another stream, so that it adds only its minimum time."""
 
 
 class Kernel(NamedTuple):
@@ -86,13 +86,13 @@ class Kernel(NamedTuple):
     basis: Num = 0
     """Evidence level of the time: index into ``hwprofiles.BASES``."""
     sol_s: Num = 0.0
-    """Least seconds of one of them at the chip's peak."""
+    """Speed-of-light seconds of one of these equal kernels, at the chip's peak."""
     fitted: tuple[str, str] = ("", "")
     """Family and format of the parameter set that priced it."""
     sizes: Mapping[str, Num] = {}
     """Sizes of the kernel, keyed by the column names of a kernel trace."""
     exposed: Num = 1.0
-    """Factor from its time to its share of the step. Not 1 if it partly overlaps other kernels or waits for them."""
+    """Factor from the kernel's time to its part of the step; not 1 if it overlaps other kernels or waits."""
 
     @property
     def seconds(self) -> Num:
@@ -101,7 +101,7 @@ class Kernel(NamedTuple):
 
     @property
     def step_s(self) -> Num:
-        """Seconds that all of them add to the step."""
+        """Seconds that all of these equal kernels add to the step."""
         return self.times * self.exposed * self.seconds
 
     @property
@@ -194,8 +194,8 @@ class Costs:
         return total
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add equal kernels: launches count as latency. Of the rest, the longer of compute and memory has all but the
-        part of the other that it does not hide."""
+        """Add equal kernels: launches count as latency. Of the remaining time, the shorter of compute and memory counts
+        only its exposed part; the longer one counts all else."""
         time, count = kernel.time, kernel.times * kernel.exposed
         seconds = count * np.asarray(time.seconds)
         if kernel.family == "host":
@@ -288,7 +288,7 @@ def price(call: Call, library: KernelLibrary, table: CellEnds | None = None) -> 
 
 _RECENT_TIMES: RecentResults[KernelTime] = RecentResults(256)
 _LONGEST_KEPT = 4096
-"""Most elements of a size array whose kernel times are memoised."""
+"""Maximum number of elements of a size array whose kernel times are memoised."""
 
 
 def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
@@ -325,7 +325,7 @@ _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD
 
 
 def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
-    """Places of distinct rows of ``columns``, and which of these each row is."""
+    """Indices of the distinct rows of ``columns``, and for every row the index of its distinct row."""
     flat = [column.ravel() for column in columns]
     runs, lengths = equal_neighbours(*flat)
     label = np.zeros(len(runs), dtype=np.uint64)
@@ -395,8 +395,8 @@ def cell_tokens(seqs: Num) -> Num:
 
 
 def between_cells(formula: Num, seqs: IntArray, keys: Num, at_ends: Callable[[Num], Num] | None = None) -> FloatArray:
-    """``formula``, of the keys at both ends of each step's cell, interpolated between; the first cell begins at one
-    key. ``at_ends`` gives both values by cell where it knows them."""
+    """Interpolate ``formula`` between the key counts at both ends of each step's cell; the first cell begins at one
+    key. ``at_ends`` gives both values by cell if it has them."""
     width = cell_tokens(np.maximum(1, seqs))
     cell = keys // width
     known = None if at_ends is None else at_ends(cell)
@@ -427,7 +427,7 @@ def decode_attention(
         seqs: decoding sequences.
         q_len: queries of each.
         kv_tokens: keys they read, total.
-        tail_kv: context of the longest beyond the mean of those that end alone (``StepWork.tail_kv``).
+        tail_kv: long-context tail, as ``StepWork.tail_kv``.
         table: of the same kernel, which single steps are priced by.
     """
     # Work and launch are physics', whatever was learned of the seconds.
@@ -472,7 +472,7 @@ def embedding_calls(deployment: Deployment, tokens: IntArray) -> Iterator[Call]:
 
 
 def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_len: Num = 1) -> Iterator[Call]:
-    """One layer without attention itself and collectives; no experts where attention groups share them.
+    """One layer without attention itself and collectives, and without experts if attention groups share them.
 
     Args:
         deployment: the model on its chips.
@@ -538,8 +538,8 @@ def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list
 
 
 def expert_elementwise(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
-    """Elementwise kernels around routed experts that the measured kernels leave out, as ``layer_elementwise`` lists
-    them. They choose experts from the router's logits, and add the output of shared experts."""
+    """Elementwise kernels around routed experts that the measured kernels leave out, as in ``layer_elementwise``. They
+    choose experts from the router's logits, and add the shared experts' output."""
     launches = deployment.passes
     chosen = 0 if deployment.weight_dtypes["expert"] == "mxfp4" else launches.expert_choice
     summed = launches.shared_sum if mlp.shared_intermediate_size else 0
@@ -603,8 +603,8 @@ def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> I
 def expert_call(
     deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1, dispatched: bool = False
 ) -> Call:
-    """Routed experts of one layer on the slowest chip; ``tokens`` are those of all attention groups together, of which
-    an exchange brings it its own where they are ``dispatched``."""
+    """Routed experts of one layer on the slowest chip. ``tokens`` counts all attention groups together; if they are
+    ``dispatched``, an exchange brings each chip its own part."""
     sizes = {
         "tokens": tokens,
         "num_experts": deployment.expert_slots(mlp.num_experts),
@@ -695,7 +695,7 @@ class MixingKind(NamedTuple):
     shape: MixingShape
     window: int | None
     place: int
-    """Index of the layers' window among those of a step's work."""
+    """Index of the layers' window in the windows of ``StepWork``."""
     layers: int
     kernels: KernelLibrary
     """Kernel library of the chip that runs the layers."""
@@ -734,7 +734,7 @@ def decode_calls(kind: MixingKind, seqs: Num, query_len: Num, keys: Num, tail_kv
 
     Args:
         kind: of the layer.
-        seqs, query_len, keys: sequences, queries of each, and keys that they read together.
+        seqs, query_len, keys: sequences, queries of each, and total keys that all of them read.
         tail_kv: as in ``StepWork``.
     """
     shape = kind.shape
@@ -860,7 +860,7 @@ class CostTable:
     """Device seconds by count; None where the block was not needed."""
 
     BLOCK: ClassVar[int] = 256
-    """Smallest block; the others are as long as what lies before them."""
+    """Rows of the first block; each further block doubles the length of the table."""
 
     def __post_init__(self) -> None:
         self.costs = Costs.zeros(self.most + 1)

@@ -284,7 +284,7 @@ class StepTimer:
     _most: int = field(init=False, compare=False)
     """Largest number of tokens that a step computes, the padding of its prompts included."""
     tracked_longest: int = field(init=False, compare=False)
-    """Number of the longest decoding sequences on which a step's time depends."""
+    """Number of longest decoding sequences whose individual contexts the step time depends on."""
     _homes: tuple[Deployment, ...] = field(init=False, compare=False)
     """The model's layers by the chip that runs them."""
     _mixing: list[MixingPrices] = field(init=False, compare=False)

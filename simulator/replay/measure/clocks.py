@@ -21,7 +21,7 @@ CACHE_MULTIPLE = 3
 INFINITY_CACHE_BYTES = 256 << 20
 """Largest of AMD's caches beyond L2 (MI300X; Radeon has up to 128 MiB), which no property of torch tells."""
 SYSTEM_CACHE_BYTES = 96 << 20
-"""Largest of Apple's system-level caches (M1 Ultra and later Ultras), which nothing tells."""
+"""Size of Apple's largest system-level cache (M1 Ultra and later Ultras); no API reports it."""
 MOST_COPIES = 1024
 """Operand copies a cold GPU kernel rotates over at most."""
 
@@ -41,10 +41,10 @@ class Clock(Protocol):
     device: str
 
     def time(self, make: Callable[[], Call], operand_bytes: int, warm: bool, budget_s: float) -> Timing | None:
-        """Time the kernel that ``make`` prepares, on operands of its own; None where this cache state cannot be had.
+        """Time the kernel that ``make`` prepares, on its own operands; None if this clock cannot set the cache state.
 
-        ``operand_bytes`` are those of one call. A ``warm`` call repeats on the same operands, else they come from
-        memory. The repeats may take ``budget_s``; ``MIN_REPEATS`` are made in any case.
+        ``operand_bytes`` counts one call. A ``warm`` call repeats on the same operands; otherwise operands come from
+        memory. Repeats take up to ``budget_s``, but at least ``MIN_REPEATS`` are made.
         """
         ...
 
@@ -66,8 +66,8 @@ def involuntary_switches() -> int:
 class CpuClock:
     """Wall time of calls on the CPU. Before each cold call a buffer larger than the last cache is read through.
 
-    Calls during which the system gave a core to another process are dropped. Where fewer than ``MIN_REPEATS`` others
-    remain the machine is busy, and the faster half of all calls counts; fewer threads than cores help there.
+    Calls during which the system gave a core to another process are dropped. If fewer than ``MIN_REPEATS`` calls
+    remain, the machine is busy and the faster half of all calls counts; fewer threads than cores help then.
     """
 
     device = "cpu"
@@ -172,7 +172,7 @@ class CudaClock:
 class MetalClock(CudaClock):
     """Time per kernel on Metal by events around many of them in one queue: there are no graphs to capture.
 
-    A kernel shorter than the host takes to encode it is timed as long as that.
+    A kernel shorter than the host's time to encode it gets that encoding time.
     """
 
     device = "mps"

@@ -21,7 +21,7 @@ KERNEL_NAMES = {
 
 
 def make_call(torch: Any, shape: KernelShape, device: str, generator: Any) -> Call:
-    """A call that runs the kernel once on operands of its own.
+    """Function that runs the kernel once on its own operands.
 
     Weights lie as engines keep them, ``[n, k]``. Query heads that share a KV head are packed into rows, as in decode
     kernels of engines, so that K and V are read once; a verify step masks what its first queries may not see.

@@ -75,7 +75,7 @@ class Grid(NamedTuple):
 
 @cache
 def grid_of(device: str, quick: bool) -> Grid:
-    """Grid of a device and effort; of Apple's GPUs the smallest has a thirtieth of an H100's memory."""
+    """Grid of sizes for a device and effort; capped on Apple GPUs, whose smallest has 1/30 of an H100's memory."""
     grids = packaged("simulator.replay.measure", "shapes.yaml")
     grid = Grid(**grids["cpu" if device == "cpu" else "cuda"]["quick" if quick else "full"])
     return grid._replace(most_flops=1e12, most_bytes=2e9) if device == "mps" else grid

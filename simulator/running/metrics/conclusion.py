@@ -28,9 +28,9 @@ EVIDENCE_WORDS = {
 def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str, Any]:
     """Rates of the scenario and of this run's arrivals, and whether the engine keeps up with them.
 
-    The last is None in closed loops and bursts, and where a quarter of the arrivals takes less than the latency of the
-    first requests, or all of them less than the first conversations. When conversations arrived is not recorded: it
-    follows from their rate.
+    "Keeps up" is None in closed loops and bursts, and if a quarter of the arrivals takes less time than the first
+    requests' latency, or all arrivals less than the first conversations. Arrival times of conversations are not
+    recorded: they follow from the rate.
     """
     process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
     unknown = dict.fromkeys(("request_rate", "arrival_rate", "keeps_up"))
@@ -51,13 +51,11 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
 
 
 def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> tuple[float, bool]:
-    """Growth of the mean number of requests in the system from the second to the fourth quarter of the arrivals.
-
-    The second value is True if requests of the first quarter took less than it, and conversations less than the run.
-
-    Requests that wait count one by one. Those that run vary by chance, as a Poisson number does, with the tokens that
-    are requested in a quarter, and rise until the first have ended: they count beyond that alone. A turn that waits
-    holds back the turns after it, so that conversations leave no more than one open request each.
+    """Growth of the mean number of requests in the system from the second to the fourth quarter of the arrivals. The
+    second value is True if requests of the first quarter took less time than that quarter, and conversations less than
+    the run. Waiting requests all count. Running requests vary by chance like a Poisson number, with the tokens
+    requested in a quarter, and rise until the first have ended: only growth beyond that counts. A waiting turn holds
+    back the turns after it, so each conversation has at most one open request.
     """
     served = ~requests.failed
     begun_s, ended_s = (
@@ -143,7 +141,7 @@ def slo_words(slo: Mapping[str, Any]) -> str:
 
 
 def chance_words(probability: float | None) -> str:
-    """A probability in words, no surer than the draws behind it."""
+    """A probability in words, limited by the number of draws behind it."""
     if probability is None:
         return ABSENT
     if probability > 0.99:

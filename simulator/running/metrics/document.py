@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def run_document(result: RunRecords) -> Json:
     """The document of a run as plain JSON values: the contract's ``run`` JSON for one seed.
 
-    ``intervals`` is empty where the run did not look for them (``simulate(..., intervals=True)``).
-    Utilisation, energy and cost cover the time from the first arrival to the last finish and are None when nothing
-    finished or the chip or scenario lacks the figure they need.
+    ``intervals`` is empty unless the run computed them (``simulate(..., intervals=True)``). Utilisation, energy and
+    cost cover the time from the first arrival to the last finish and are None when nothing finished or the chip or
+    scenario lacks the figure they need.
     """
     scenario = result.scenario
     summary = summarise(result)

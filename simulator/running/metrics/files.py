@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and folders that one process at a time writes."""
+"""Atomic writing of files, and folders locked for one writing process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ImportError:  # Windows: no advisory locks, and what two processes mixed 
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _SUFFIX = ".forerun-held-", ".tmp"
-"""Name of a folder that its process has locked: process numbers mean nothing in another container."""
+"""Name of a folder that its process has locked; process ids would mean nothing in another container."""
 _HELD: set[tuple[int, int]] = set()
 """Device and inode of the folders that this process has locked."""
 
@@ -108,9 +108,8 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def _held_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder in ``folder`` and lock it until it is removed; folders that killed processes left are removed.
-
-    Where there are no locks, nothing that another process may own is removed.
+    """Make a subfolder of ``folder``, locked until it is removed; remove subfolders that killed processes left. Without
+    file locks, no subfolder that another process may own is removed.
     """
     for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError), _opened(left) as handle:
@@ -164,10 +163,10 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing ``folder``, which must be there; this process may lock it again.
+    """Keep other processes from writing an existing ``folder``; this process may lock it again.
 
-    The lock is the system's and on the folder itself, so it leaves nothing behind and ends with the process. Where a
-    file system has no locks there is none.
+    The lock is the system's and on the folder itself, so it leaves nothing behind and ends with the process. File
+    systems without locks are not locked.
 
     Raises:
         BlockingIOError: another process has it.

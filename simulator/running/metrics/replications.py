@@ -15,7 +15,7 @@ from simulator.running.metrics.uncertainty import Z90, interval_section, slo_pro
 from simulator.running.records import ModelError
 
 LEVEL = 0.95
-"""Coverage of the intervals in a summary where they are of chance alone."""
+"""Coverage of a summary's intervals if they contain sampling error only."""
 SAMPLING = "sampling"
 
 
@@ -83,7 +83,7 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 def _interval_section(summaries: Sequence[Json], first: Json, level: float) -> Json:
-    """``intervals`` of the means and what is in them; with the model's error where the first run tells it."""
+    """``intervals`` of the means and the errors that they contain; with the model error if the first run has it."""
     measured = {}
     for key in summaries[0]:
         known = [summary[key] for summary in summaries if isinstance(summary.get(key), int | float)]
@@ -103,7 +103,7 @@ def _interval_section(summaries: Sequence[Json], first: Json, level: float) -> J
 
 
 def _combine_slo(documents: Sequence[Json], error: ModelError | None) -> Json | None:
-    """Limits judged on the means; ``met_in`` counts the runs that held each limit, and all of them."""
+    """Limits judged on the means; ``met_in`` counts the runs that met each limit, and all limits."""
     reports = [document["slo"] for document in documents if document["slo"] is not None]
     if not reports:
         return None

@@ -1,7 +1,7 @@
-"""A run folder: written in one transaction, and read back only where all its files are of one run.
+"""A run folder: written in one transaction, and read back only if all its files belong to one run.
 
-``summary.json`` names the run (a checksum of all that it says, but for the time that the computer took) and holds a
-checksum of each file beside it; the tables, the timeline and the report carry the same name.
+``summary.json`` identifies the run (a checksum of its content except computing time) and holds a checksum of every
+other file; tables, timeline and report carry the same identifier.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STEP_COLUMNS = (
     *(f"{bound}_s" for bound in BOUNDS),
 )
 MOST_KEPT_ROWS = 2_000_000
-"""Columns of larger tables are read anew whenever they are needed."""
+"""Rows beyond which a table's columns are not kept but read again when needed."""
 
 
 def write_run(
@@ -191,7 +191,7 @@ def load_summary(folder: Path) -> Json:
 
 
 class LazyColumns(Mapping[str, Column]):
-    """Columns of a Parquet file as floats, each read when it is requested; those of smaller tables are kept."""
+    """Columns of a Parquet file as floats, each read when it is requested; columns of small tables are kept."""
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
         import pyarrow as pa

@@ -1,8 +1,7 @@
-"""Errors of measured runs of one evidence class: ends of a factor by figure, and words for it.
-
-Runs are divided into classes that a user can see. Each part of a class (a mixture, an older release) has a factor on
-the ends (``served.yaml``): what must be added to the band of kernels, host work and chance so that nine of ten
-measured runs lie inside.
+"""Errors of measured runs of one evidence class: interval ends as factors on each figure, and their description. Runs
+are divided into classes that a user can see. Each part of a class (a mixture, an older release) has factors on the
+interval ends (``served.yaml``), which widen the interval of kernels, host work and chance until nine of ten measured
+runs lie inside.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from simulator.timing.releases import build_age
 ALL = "all"
 """Name of the factor that the ends of every run have, and of the class that holds all measured runs."""
 SERVED = "served"
-"""Prefix of the axis that stands for measured runs."""
+"""Prefix of the error axis for measured runs."""
 KINDS = {"ttft": r"_ttft_ms$", "tpot": r"_(tpot|itl)_ms$", "e2el": r"_e2el_ms$", "throughput": r"(throughput|goodput)$"}
 """Kind of figure by the end of its name."""
 PART_WORDS = {
@@ -61,13 +60,13 @@ ENDS_OF = {"throughput": "e2el"}
 CROWD = 256
 """Requests at once on one replica above which its API server may be what limits it (runs of gpustack, ML.ENERGY)."""
 WIDE = 2.5
-"""Factor on the mean TTFT, at either end, from which a run says how others of its class came out."""
+"""Factor on the mean TTFT, at either end, from which a run reports the errors of its class."""
 FULL = 0.95
 """Share of the KV tokens from which requests that all have grown to their ends count as near capacity."""
 
 
 Factors = tuple[float, float, float, float]
-"""On a prediction: lower end, ends of the middle half, upper end."""
+"""Factors on a prediction: lower end, both ends of the middle half, upper end."""
 UNMOVED: Factors = (1.0, 1.0, 1.0, 1.0)
 
 
@@ -81,8 +80,8 @@ class Stratum(NamedTuple):
     load: str
     """``below`` or ``near`` capacity."""
     chip: str
-    """``measured`` where kernels of this chip and engine were fitted on measurements of it, else ``unmeasured``. A chip
-    outside the catalogue counts as the one that it is like: it stands for other limits under the same software."""
+    """``measured`` if kernels of this chip and engine were fitted on measurements of the chip, else ``unmeasured``. A
+    chip outside the catalogue counts as its ``like`` chip: the same software with other limits."""
 
     @property
     def parts(self) -> list[str]:
@@ -135,7 +134,7 @@ class ServedAs(NamedTuple):
     """Errors of the measured runs of a class."""
 
     factors: dict[str, Factors]
-    """By kind of figure."""
+    """Factors by kind of figure."""
     words: str
 
 
@@ -147,7 +146,7 @@ def served_as(stratum: Stratum) -> ServedAs:
 
 
 def factors_of(stratum: Stratum, ends: Mapping[str, Mapping[str, float]]) -> Factors:
-    """Products of the factors of a class's parts at the four ends; the middle half lies within the whole.
+    """Products of the factors of a class's parts at the four ends; the middle half lies inside the full interval.
 
     >>> ends = {"low": {"all": 0.8, "mixture": 0.5}, "middle_low": {}, "middle_high": {}, "high": {"all": 2.0}}
     >>> factors_of(Stratum("mixture", "older", "below", "measured"), ends)
@@ -180,7 +179,7 @@ def _class_words(name: str) -> str:
 
 
 def is_served(axis: Axis) -> bool:
-    """True if an axis of a model's error stands for measured runs."""
+    """True if an error axis comes from measured runs."""
     return axis["name"].startswith(SERVED)
 
 

@@ -83,11 +83,11 @@ class WeightedSample:
         return float(self.values[np.searchsorted(self.cumulative, index, side="right")])
 
     def mean(self) -> float:
-        """Arithmetic mean; NaN of nothing."""
+        """Arithmetic mean; NaN if empty."""
         return float(np.multiply(self.values, self.counts).sum() / self.size) if self.size else nan
 
     def std(self) -> float:
-        """Population standard deviation (``ddof=0``, as vLLM's benchmark reports it); NaN of nothing."""
+        """Population standard deviation (``ddof=0``, as vLLM's benchmark reports it); NaN if empty."""
         if not self.size:
             return nan
         squares = self.values - self.mean()
@@ -96,13 +96,13 @@ class WeightedSample:
         return sqrt(float(squares.sum()) / self.size)
 
     def median(self) -> float:
-        """Middle element, or the mean of the two middle ones; NaN of nothing."""
+        """Middle element, or the mean of the two middle ones; NaN if empty."""
         if not self.size:
             return nan
         return 0.5 * (self.element((self.size - 1) // 2) + self.element(self.size // 2))
 
     def percentile(self, percent: float) -> float:
-        """Percentile with linear interpolation between closest ranks; NaN of nothing.
+        """Percentile with linear interpolation between closest ranks; NaN if empty.
 
         Equals ``numpy.percentile(expanded, percent)``: method 7 of R. J. Hyndman and Y. Fan, "Sample Quantiles in
         Statistical Packages", The American Statistician 50 (1996), doi:10.1080/00031305.1996.10473566.
@@ -144,7 +144,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 
 
 def t_quantile(degrees: int, level: float) -> float:
-    """Quantile of Student's t below which lies ``(1 + level) / 2`` of it."""
+    """Quantile ``(1 + level) / 2`` of Student's t distribution."""
     known = T_QUANTILES.get(level, ())
     if degrees <= len(known):
         return known[degrees - 1]

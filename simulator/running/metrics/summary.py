@@ -181,7 +181,7 @@ REFUSED = 0.01
 
 
 def most_refused(statistic: str) -> float:
-    """Share of requests that may be refused before a limit on a statistic is missed: those beyond a high percentile.
+    """Share of refused requests from which a limit on a statistic is missed; for a high percentile, the share beyond.
 
     >>> most_refused("p95"), most_refused("mean")
     (0.05, 0.01)
@@ -211,8 +211,8 @@ def slo_report(result: Served, summary: Json) -> Json | None:
 
     Returns:
         ``{"met": bool, "good_share": float or None, "limits": {key: {"limit", "value", "met"}}}``; ``good_share``
-        counts refused requests as not good, and a limit is missed by more of them than ``most_refused``; None without
-        limits.
+        counts refused requests as not good, and a limit is missed if more than ``most_refused`` are refused; None
+        without limits.
     """
     limits = slo_limits(result.scenario.slo)
     if not limits:

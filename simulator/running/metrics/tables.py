@@ -21,7 +21,7 @@ RUN_LEGEND = (
     "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
 )
 BETWEEN = ("p90_", "p95_")
-"""Statistics whose intervals lie between those of others: a terminal shows them on request."""
+"""Statistics whose intervals other rows bracket; a terminal shows them only with ``--full``."""
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 

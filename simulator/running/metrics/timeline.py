@@ -45,7 +45,7 @@ LARGEST = ("prefill_seqs", "decode_seqs", "query_len", "decode_kv_tokens", "runn
 DRAFT_TRACK, VERIFY_TRACK, HOST_TRACK, FIRST_CHIP_TRACK = 1001, 1002, 1003, 1010
 """Track numbers beyond those of the engine steps."""
 MOST_CHIPS = 8
-"""Largest number of chips shown per replica; they all run the same kernels."""
+"""Maximum number of chips shown per replica (all run the same kernels)."""
 MOST_KERNELS = 4000
 """Kernel slices of one sampled step on one chip."""
 Event = dict[str, Any]

@@ -62,7 +62,7 @@ Z90, Z50 = 1.6448536269514722, 0.6744897501960817
 DRAWS = 512
 """Number of random draws over all error sources together; draws need no further runs."""
 LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 10, 10_000
-"""Requests that are served again for every direction: a share of the run, within bounds. A tenth instead of a sixth
+"""Requests that are simulated again for every direction: a share of the run, within bounds. A tenth instead of a sixth
 moves the ends of TPOT and throughput by at most 2 % in twelve runs of 10,000 to 100,000 requests, those of TTFT by 3 %,
 near capacity by up to 20 %."""
 LEAST_AT_ONCE = 16
@@ -78,7 +78,7 @@ NEGLIGIBLE = 0.002
 """Standard deviation of a direction, in logarithms, below which it is not followed."""
 BATCHES = 10
 KINDS = ("prompts", "decode")
-"""Steps with prompt chunks, and the others."""
+"""Kinds of steps: with prompt chunks, and without."""
 FITTED_HOST_ENDS = (0.8, 1.25)
 """90 % ends of host costs per step, fitted to within some 5 % of E2E latencies (frameworks.yaml)."""
 ASSUMED_HOST_ENDS = (0.5, 2.0)
@@ -143,7 +143,7 @@ def model_error(
     figures: Figures = summarise,
     sources: list[ErrorSource] | None = None,
 ) -> ModelError:
-    """Error of the model in the figures of a finished run; ``sources`` as ``step_sources`` tells them, if known."""
+    """Model error in the figures of a finished run; ``sources`` is the result of ``step_sources``, if known."""
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
@@ -233,7 +233,8 @@ def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: Floa
 
 
 def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
-    """Survival rates at both ends of what acceptance may be; none where nothing drafts or the engine's log tells."""
+    """Survival rates at both ends of the acceptance range; empty without drafting or if an engine log gives the
+    rates."""
     speculation = scenario.speculation
     if speculation is None or speculation.acceptance is None or speculation.acceptance.log is not None:
         return []
@@ -295,8 +296,8 @@ def _split_by_source(
 
 
 def measured_as(chip: Chip) -> str:
-    """Name for the hardware whose kernels stand for those of ``chip``. Equal for chips of equal limits, and for a chip
-    and one that is ``like`` it without fits of its own."""
+    """Name of the hardware that ``chip``'s kernels were measured on. Equal for chips with equal limits, and for a chip
+    without own fits and its ``like`` chip."""
     while not chip.kernels and chip.like is not None:
         chip = load_chip(chip.like)
     bandwidths = (chip.memory.bandwidth_bytes_per_s, chip.on_chip.bandwidth_bytes_per_s)
@@ -364,10 +365,9 @@ def _directions(sources: Sequence[ErrorSource]) -> list[tuple[FloatArray, float]
 
 
 def _phase_response(figures: Mapping[str, Any], least_ms: Mapping[str, float], tokens: int) -> dict[str, list[float]]:
-    """Logarithms of the factors on TTFT and TPOT if prompts are mixed among decode steps, and if they come first.
-
-    One of the two is then that of a request beside which no prompt is computed; the other takes what is left of the
-    end-to-end latency, of answers of as many tokens.
+    """Logarithms of the factors on TTFT and TPOT if prompts are mixed into decode steps, and if prompts come first. One
+    of the two is then the value of a request without other prompts; the other takes the remainder of the end-to-end
+    latency, for answers of as many tokens.
     """
     response = {key: [0.0, 0.0] for key, value in figures.items() if isinstance(value, float) and value > 0}
     for statistic in [key.removesuffix("_e2el_ms") for key in response if key.endswith("_e2el_ms")]:
@@ -394,10 +394,9 @@ def _response(base: Mapping[str, Any], ends: Sequence[Mapping[str, Any]]) -> dic
 
 
 def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None) -> FloatArray | None:
-    """Logarithm of the factor on a figure of the summary in every draw of the model's error; None where none is known.
-
-    Between the ends that were served again, and beyond them, the figure moves linearly in logarithms on either side.
-    ``steps`` are the :func:`step_draws` of the error's sources, for callers with several figures.
+    """Logarithm of the factor on a summary figure in every draw of the model error; None if no error is known. Between
+    the simulated ends and beyond, the figure moves linearly in logarithms on either side. ``steps`` are the
+    :func:`step_draws` of the error's sources, for callers with several figures.
     """
     if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
         return None
@@ -443,7 +442,7 @@ def intervals_of(
 
 
 def tpots(summary: Mapping[str, Any]) -> Json:
-    """The TPOT statistics of a summary that has the E2E latencies beside them."""
+    """TPOT statistics for which the summary also has E2E latencies."""
     return {key: value for key, value in summary.items()
             if key.endswith("_tpot_ms") and value and summary.get(key.replace("_tpot_", "_e2el_"))}  # fmt: skip
 
@@ -492,7 +491,7 @@ def drawn_slo_ratios(
     """Largest ratio of a value to its limit in every draw of the model's error.
 
     Args:
-        values: figures that are limited, means over ``runs`` runs; one that was not measured breaks no limit.
+        values: limited figures, as means over ``runs`` runs; a figure that was not measured misses no limit.
         error: of the model, in these figures.
         ratio: of a figure's value to its limit.
     """
@@ -510,7 +509,7 @@ LEAST_SURE, MOST_SURE = 0.1, 0.9
 
 
 def stated_probability(probability: float, *bases: str) -> float:
-    """A probability as far as evidence carries it: from 10 % to 90 % unless all of it is calibrated.
+    """A probability capped to 10 %..90 % unless all evidence is calibrated.
 
     >>> stated_probability(0.997, "calibrated"), stated_probability(0.997, "calibrated", "datasheet")
     (0.997, 0.9)
@@ -548,7 +547,7 @@ def slo_probability(slo: Mapping[str, Any], error: ModelError, basis: str, runs:
 def interval_section(
     summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
 ) -> Json:
-    """``intervals``, their level, what is in them and what they were made of, as a run's document holds them."""
+    """The document's ``intervals`` section: intervals, their level, the kinds of error in them, and the model error."""
     if error is None:
         return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}
     return {

@@ -42,7 +42,7 @@ class Utilisation(NamedTuple):
 
 
 def bottleneck_shares(steps: StepTotals, replicas: int, duration_s: float) -> dict[str, float] | None:
-    """Share of engine time (``replicas`` engines for ``duration_s``) that each bound limits, ``idle`` the rest.
+    """Share of engine time (``replicas`` engines for ``duration_s``) limited by each bound; the remainder is ``idle``.
 
     Shares sum to 1. Where steps of one replica overlap (pipeline parallelism), busy time can exceed the wall clock;
     shares are then of busy time and ``idle`` is 0.
@@ -101,7 +101,7 @@ def energy_joules(
 ) -> float | None:
     """Energy of all chips, in joules: ``chips * duration * (rented * idle + (tdp - idle) * power_share)``.
 
-    ``rented`` is the share of the time that they were there at all, on average.
+    ``rented`` is the average share of the time that the chips were rented.
 
     Hosts, network and cooling are not counted. None when the chip has no idle or no TDP figure.
     """
@@ -111,7 +111,7 @@ def energy_joules(
 
 
 def tokens_per_joule(tokens: float | None, joules: float | None) -> float | None:
-    """Output tokens for each joule of the chips; of rates, tokens per second for each watt. None without either."""
+    """Output tokens per joule (or tokens/s per watt). None if either is missing."""
     return None if not joules or tokens is None else tokens / joules
 
 
@@ -159,7 +159,7 @@ def split_section(split: Mapping[str, float]) -> Json:
 
 
 def replica_section(use: ReplicaUse, duration_s: float) -> Json:
-    """One replica: requests, prompt tokens and hits among them, peak share of its KV blocks, share of time at work."""
+    """One replica: requests, prompt tokens, cached ones, peak share of KV blocks, busy share of time."""
     return {
         **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
         "prefix_hit_rate": _ratio(use.prefix_hit_tokens, use.prompt_tokens),
@@ -227,7 +227,8 @@ def scaling_section(result: RunRecords) -> Json:
 
 
 def fleet_section(result: RunRecords, rows: Sequence[Json], duration_s: float) -> Json:
-    """Utilisation and energy over all pools, what moved between them, and each pool's part where there are several."""
+    """Utilisation and energy over all pools, KV transfers between pools, and one entry per pool if there are
+    several."""
     energies = [row["energy_joules"] for row in rows]
     joules = None if None in energies else sum(energies)
     section: Json = {

@@ -79,7 +79,7 @@ class Draws:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def sustained(self, request: cython.longlong, step: cython.longlong, chance: cython.double) -> cython.longlong:
-        """Tokens up to which a chance that each is accepted, given those before it, holds; beside ``accepted``."""
+        """Accepted tokens if each has probability ``chance`` given all earlier ones; draws as ``accepted`` does."""
         bits: cython.ulonglong = self._bits(self.class_key, request, ~step & ALL_BITS)
         share: cython.double = ((bits >> 11) + 1) * 2.0**-53
         if chance <= 0.0:
@@ -138,7 +138,7 @@ class StepCurve:
 
 
 DE_BRUIJN = cython.declare(cython.ulonglong, 0x03F79D71B4CA8B09)
-"""Its product with each power of two has six other bits at its top.
+"""De Bruijn sequence: multiplied by a power of two, its top six bits identify that power.
 
 Source: C. E. Leiserson et al., "Using de Bruijn Sequences to Index a 1 in a Computer Word" (1998).
 """
@@ -174,7 +174,7 @@ class Budget:
     around_s: cython.double[::1]
     seen: cython.longlong
     curves: list[Any]
-    """By number of sequences; None where none was needed yet."""
+    """Curve by number of sequences; None if it was not needed yet."""
 
     def __init__(self, rule: Any, draws: Draws, most_tokens: int) -> None:
         self.rule, self.draws = rule, draws
@@ -266,7 +266,7 @@ class Budget:
 
     @cython.cfunc
     def _mark(self, batch: list[Sequence]) -> None:
-        """Set ``verified`` of each sequence to its class, count them, and mark the positions of these classes."""
+        """Set ``verified`` of each sequence to its class, count sequences by class, and mark the classes' positions."""
         sequence: Sequence
         place: cython.longlong
         rank: cython.longlong

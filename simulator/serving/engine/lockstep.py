@@ -15,11 +15,11 @@ from simulator.serving.engine.loop import Engine
 @cython.cclass
 class Lockstep:
     """Engines behind one router in simulated time. Each runs by itself to the next moment at which others could see it.
-    Of the steps that are planned the next to end comes first, of equals the one that was planned first.
+    Planned steps are processed in the order of their ends; on a tie, the one that was planned first.
 
     Args:
         env: simulated time, a ``Timeline``.
-        phase: of an instant in which replicas plan: the last.
+        phase: phase of an instant in which replicas plan: the last.
         engines: of all replicas; at rest, with sources that a router fills.
     """
 
@@ -38,7 +38,7 @@ class Lockstep:
     _ends: cython.double[::1]
     _numbers: cython.longlong[::1]
     _tells: cython.longlong[::1]
-    """Planned step of each engine: its end, how many were planned before it, whether others must hear of it."""
+    """Per engine: end of its planned step, number of that step in planning order, 1 if other engines may react."""
     _heap: cython.longlong[::1]
     _size: cython.longlong
     _count: cython.longlong
@@ -72,7 +72,7 @@ class Lockstep:
         self._call()
 
     def stop(self, index: int) -> None:
-        """A replica has failed: it does nothing until ``resume``."""
+        """Stop a failed replica until ``resume``."""
         kept = [place for place in np.asarray(self._heap)[: self._size].tolist() if place != index]
         self._size = 0
         for place in kept:
@@ -113,7 +113,7 @@ class Lockstep:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _begins(self, engine: Engine, now: cython.double) -> cython.bint:
-        """Decide on a step, ``now`` or as early as the engine can; False when there is nothing to do."""
+        """Plan a step at ``now`` or as early as the engine can; False if there is nothing to do."""
         while True:
             engine.collect(engine.seen)
             if engine.begin(engine.now):
@@ -228,7 +228,7 @@ class Lockstep:
 
     @cython.cfunc
     def _run(self, horizon: cython.double) -> None:
-        """Run the steps that end before ``horizon``, up to the first that others must hear of."""
+        """Run the steps that end before ``horizon``, up to the first step that other engines may react to."""
         engine: Engine
         index: cython.longlong
         tells: cython.bint

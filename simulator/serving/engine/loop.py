@@ -32,7 +32,7 @@ STEPS = cython.declare(cython.longlong, SCALARS.index("steps"))
 COPIES = cython.declare(cython.longlong, SCALARS.index("copies_s"))
 WORK_AT = cython.declare(cython.longlong, len(SCALARS))
 MERGED_STEPS = cython.declare(cython.longlong, 64)
-"""Most decode steps of one unchanged batch that share a row, where rows are many."""
+"""Maximum decode steps of one unchanged batch that share a row, if there are many rows."""
 COUNTING = (UnifiedScheduler, NoEvictScheduler, PrefillFirstScheduler, SglangScheduler)
 """Schedulers that may count sequences which decode in every step instead of listing them."""
 PROGRESS_EVERY = cython.declare(cython.longlong, 256)
@@ -44,7 +44,7 @@ class Engine:
     """An engine that plans, prices and commits one step after the other.
 
     Args:
-        index: number of the replica.
+        index: index of the replica.
         source: where its requests come from.
         scheduler: the batching rule, with empty caches.
         prices: seconds of a step.
@@ -93,7 +93,7 @@ class Engine:
     ahead: cython.bint
     _recv_interval: cython.longlong
     _unseen_steps: cython.longlong
-    """Decode steps since it last looked for requests; no fewer than the interval after a prompt or a pause."""
+    """Decode steps since the last poll for requests; a prompt or a pause makes the next poll due."""
     arrivals: Arrivals | None
     """Arrivals where all requests are known in advance, in place of the source."""
     coming_s: cython.double[::1]
@@ -101,14 +101,14 @@ class Engine:
     _plan: StepPlan
     _draft: DraftWork | None
     _drafting: list[Sequence]
-    """The sequences that a policy chose for."""
+    """Sequences for which the policy chose the number of draft tokens."""
     _seconds: cython.double
     _copies_s: cython.double
     _blocks: cython.longlong
     _running: cython.longlong
     _waiting: cython.longlong
     _gaps: cython.longlong
-    """Tokens handed out by the present step to requests that had their latest at its start."""
+    """Tokens of this step for requests whose previous token came at the start of this step."""
     _ended: cython.bint
     """True if a request ended in the present step."""
     _row: cython.longlong
@@ -118,12 +118,12 @@ class Engine:
     _rows: cython.longlong
     """Rows so far."""
     _repeated: Repeated
-    """Prices of the latest steps, while they differ in their keys alone."""
+    """Prices of the latest steps, as long as only the number of keys changes."""
     _plain: cython.bint
-    """True if a step has nothing but its seconds: no copies, no batch that is looked at now and then."""
+    """True if a step has no copies from or to host memory and every step is scheduled."""
     _round: cython.longlong
     _merged: cython.longlong
-    """Steps in it, and the sums of what it holds the means of."""
+    """Number of steps in the merged row, and sums for the columns that hold means."""
     _merged_waiting: cython.longlong
     _merged_keys: cython.longlong[::1]
 
@@ -229,7 +229,7 @@ class Engine:
 
     @cython.ccall
     def again(self, earlier: Any) -> Sequence:
-        """A request of any engine with its delivered tokens and an empty cache: all of it is computed again."""
+        """Restart a request: it keeps its delivered tokens, but its cache is empty and all of it is computed again."""
         made: Sequence = Sequence(
             earlier.index, earlier.input_tokens, earlier.output_tokens, earlier.priority, earlier.arrival_s
         )
@@ -241,7 +241,7 @@ class Engine:
 
     @cython.ccall
     def begin(self, now: cython.double) -> cython.bint:
-        """Decide on the step at ``now`` and price it; False when there is nothing to do."""
+        """Plan and price the step at ``now``; False if there is nothing to do."""
         scheduler: Scheduler = self.scheduler
         victim: Sequence
         plan: StepPlan
@@ -329,7 +329,7 @@ class Engine:
 
     @cython.cfunc
     def _starve(self, rests: cython.bint, recovery_tokens: cython.double) -> None:
-        """Let the drafter see the tokens of the step, or miss them for good."""
+        """Record whether the drafter sees this step's tokens or skips them for good."""
         sequence: Sequence
         kept: cython.double
         for sequence in self._drafting:
@@ -517,8 +517,8 @@ class Engine:
 
     @cython.ccall
     def tells(self) -> cython.bint:
-        """True if others may have to hear of the planned step. It then has an answer or a prompt that is done, or makes
-        room for prompts that wait at another replica."""
+        """True if the router or other replicas may react to the planned step. It then finishes an answer or a prompt,
+        or frees room for prompts that wait at another replica."""
         if self.kv_transfers is not None and (self._plan.chunks or self._plan.blocks_in or self.scheduler.preempted):
             # Prompts are done, or other prompts may find room.
             return True

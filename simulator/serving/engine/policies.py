@@ -16,20 +16,20 @@ CONTEXT_CELL = cython.declare(cython.longlong, 256)
 EXACT_TOKENS = cython.declare(cython.longlong, 32)
 REMEMBERED = cython.declare(cython.double, 10.0)
 FORGET = cython.declare(cython.double, 30.0)
-"""Most drafts that the belief weighs while nothing is drafted, and steps after which 1/e of it remains. Requests that
-no drafts were made for replace those observed, so an idle controller has to try drafting again."""
+"""Cap on the belief's weight (in drafts) while nothing is drafted, and steps after which 1/e of it remains. New
+requests without drafts replace the observed ones, so an idle controller has to try drafting again."""
 MIX_STEPS = cython.declare(cython.double, 20.0)
 """Steps after which the observed mix of prompts and decoding has decayed to 1/e of its weight."""
 MIX_TOKENS = cython.declare(cython.double, 100.0)
-"""Decoded tokens added to the recent ones when prompts are related to them; matters at start and at light load. Set on
-searched patterns of two seeds, and kept over 30 on those that are quoted."""
+"""Decoded tokens added before dividing recent prompts by them; matters at start and at light load. Set on searched
+patterns of two seeds, and kept over 30 on the quoted patterns."""
 PRIOR_DRAFTS = cython.declare(cython.double, 2.0)
 ENTROPY_WEIGHT = cython.declare(cython.double, 0.4)
 SWITCH_SHARE = cython.declare(cython.double, 0.2)
-"""Share of the cost of a switch by which the present K must lie behind before it is replaced."""
+"""K is replaced once it lags the best K by this share of the cost of a switch."""
 MARGIN = cython.declare(cython.double, 0.02)
-"""Share of expected tokens deducted per draft token, beyond its price in a decode step. Steps with prompts pay for it
-in full, and requests whose drafts fail are in the batch longer than they are in the mean."""
+"""Share of expected tokens deducted per draft token, beyond its price in a decode step. Steps with prompts pay that
+price in full, and requests whose drafts fail stay in the batch longer than average."""
 MOST_MARGIN = cython.declare(cython.double, 0.5)
 LEAST_SWITCH_S = cython.declare(cython.double, 1e-4)
 """Least cost assumed for a change of K, in seconds, so that noise alone causes no switch."""
@@ -97,7 +97,7 @@ class StepCurves:
     counts: Any
     """Every count of draft tokens."""
     priced: list[int]
-    """Counts that are priced: all up to ``EXACT_TOKENS``, then in steps of a sixteenth; the others lie between."""
+    """Priced token counts: all up to ``EXACT_TOKENS``, then in steps of a sixteenth; others are interpolated."""
     known: dict[Any, Any]
 
     def __init__(self, step_seconds: Any, most: int) -> None:
@@ -191,7 +191,7 @@ class Goodput(LearningPolicy):
 
     @cython.ccall
     def acceptance(self) -> cython.double:
-        """Estimated chance that a draft token is accepted, given that those before it were."""
+        """Estimated chance that a draft token is accepted, given that all earlier ones were."""
         return self.accepted / self.tried
 
     @cython.ccall
@@ -271,7 +271,7 @@ class PositionRates:
 
     @cython.cfunc
     def _forget(self) -> None:
-        """Decay the belief after a step without drafts, as new requests replace those that it was observed on."""
+        """Decay the belief after a step without drafts, as new requests replace the observed ones."""
         place: cython.longlong
         kept: cython.double
         for place in range(self.most):
@@ -282,9 +282,9 @@ class PositionRates:
 
     @cython.ccall
     def conditional(self) -> cython.double[::1]:
-        """Estimated rates by position: the belief of each, scaled by one level that the latest drafts show.
+        """Estimated rates by position: the long-term belief per position, scaled by one level from the latest drafts.
 
-        Positions that are currently not drafted thus follow those that are: all rates scale together.
+        Positions that are currently not drafted follow the drafted ones: all rates scale together.
         """
         place: cython.longlong
         prior: cython.double = self.prior
@@ -357,8 +357,8 @@ class Gate(LearningPolicy):
 class EntropyGate(Gate):
     """``Gate`` on AdaEDL's lower bound of acceptance from the drafter's entropy, ``1 - sqrt(ENTROPY_WEIGHT * H)``.
 
-    There are no token distributions: ``H`` is the binary entropy of the rate, continued below one half so that
-    it rises as the rate falls.
+    The simulator has no token distributions: ``H`` is the binary entropy of the acceptance rate, continued below one
+    half so that it rises as the rate falls.
 
     Source: Agrawal et al., "AdaEDL: Early Draft Stopping for Speculative Decoding", 2024, arXiv:2410.18351.
     """
@@ -397,7 +397,7 @@ class Forerun(LearningPolicy):
     seconds: cython.double[::1]
     expected: cython.double[::1]
     behind: cython.double[::1]
-    """Accumulated seconds by which each K lies behind the best one."""
+    """Accumulated seconds by which each K lags the best K."""
     skipped: cython.longlong
     """Tokens that the drafter has not seen while it was idle."""
     context: cython.longlong
@@ -421,7 +421,7 @@ class Forerun(LearningPolicy):
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def decide(self) -> cython.longlong:
-        """The present K, or the best K once the present lies behind by ``SWITCH_SHARE`` of the cost of a switch."""
+        """The present K; the best K once the present one lags by ``SWITCH_SHARE`` of the cost of a switch."""
         tokens: cython.longlong
         grown: cython.longlong = max(0, self.context_tokens - self.context)
         expected: cython.double[::1] = self.expected
@@ -578,7 +578,7 @@ class MovingAverage(LearningPolicy):
 
     sizes: cython.longlong[::1]
     slots: list[Any]
-    """In the order of ``sizes``, the least batch of each."""
+    """Smallest batch of each entry of ``sizes``, in the same order."""
 
     def __init__(self, slots: dict[int, MovingAverageSlot]) -> None:
         self.by_batch_alone = False

@@ -18,7 +18,7 @@ class HostCache:
     ``OffloadingConnector`` keeps blocks on the CPU likewise).
 
     Args:
-        num_blocks: room for so many blocks.
+        num_blocks: capacity in blocks.
     """
 
     _capacity: cython.longlong
@@ -87,7 +87,7 @@ class HostCache:
 
 @cython.cclass
 class NoPrefixCache:
-    """Stands in where nothing is cached."""
+    """Prefix cache that caches nothing."""
 
     shared_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks that several requests count as their own: a hash block held by r requests counts r - 1 times."""
@@ -175,11 +175,11 @@ class PrefixCache(NoPrefixCache):
     _page_tokens: cython.longlong
     _hash_block_tokens: cython.longlong
     _whole: cython.longlong
-    """Blocks of a whole hash block."""
+    """KV blocks per full hash block."""
     _loaded: cython.longlong
     _walks: cython.longlong
     _matched: cython.longlong
-    """Counts of the latest walk: hash blocks found, their blocks, those on the chip, and those in use there."""
+    """Counts of the latest lookup: hash blocks found; their KV blocks: all, on the chip, and in use there."""
     _blocks: cython.longlong
     _here: cython.longlong
     _in_use: cython.longlong
@@ -317,7 +317,7 @@ class PrefixCache(NoPrefixCache):
     def add(
         self, request: cython.longlong, hash_blocks: cython.longlong, computed_tokens: cython.longlong
     ) -> cython.longlong:
-        """Prompt hash blocks that are complete once ``computed_tokens`` are in the cache become available to others.
+        """Share a prompt's hash blocks that are complete once ``computed_tokens`` tokens are in the cache.
 
         Args:
             request: index of the request.

@@ -14,12 +14,12 @@ from simulator.serving.engine.sequence import Sequence
 class Steady:
     """The sequences at the head of a batch to which every decode step gives one token, as sums over them.
 
-    Their own fields stay as they were when they joined, until they leave.
+    The fields of a sequence stay as they were when it joined, until it leaves.
 
     Args:
-        reserved: tokens beyond those in the cache that each has blocks for.
-        page_tokens: tokens for which blocks are allotted together.
-        page_blocks: blocks of so many tokens.
+        reserved: tokens beyond the cached ones that each sequence has blocks for.
+        page_tokens: tokens per page; blocks are allocated a page at a time.
+        page_blocks: KV blocks per page.
     """
 
     count: cython.longlong
@@ -27,28 +27,28 @@ class Steady:
     cached: cython.longlong
     """Tokens in their caches."""
     left: cython.longlong
-    """Tokens that they have still to generate."""
+    """Tokens that the counted sequences have still to generate."""
     windows: cython.longlong[::1]
     """Attention windows, as ``Work`` has them."""
     keys: cython.longlong[::1]
-    """Keys that they read, by window; not kept of full attention."""
+    """Keys that the counted sequences read, by window; not counted for full attention."""
     latest_s: cython.double
-    """When each of them had its latest token."""
+    """Time of the latest token, the same for every counted sequence."""
     _steps: cython.longlong
     """Decode steps so far."""
     _grown: cython.longlong
-    """The step, counted the same way, for which they have blocks."""
+    """The step, in the same count, for which all counted sequences have blocks."""
     _reserved: cython.longlong
     _page_tokens: cython.longlong
     _page_blocks: cython.longlong
     _growing: cython.longlong[::1]
     """Number that needs another page, by the step modulo the tokens of a page."""
     _ending: dict[Any, Any]
-    """Sequences in the order of the batch, by the step after which they have all their tokens."""
+    """Sequences in batch order, by the step in which they get their last token."""
     _filling: cython.longlong[::1]
     """Number that reads fewer keys than a window has, by window."""
     _full: list[dict[int, int]]
-    """Number of these that read as many as it has for the first time, by window and step."""
+    """Number of sequences that first fill the window in a step, by window and step."""
 
     def __init__(self, reserved: cython.longlong, page_tokens: cython.longlong, page_blocks: cython.longlong) -> None:
         self.count = self.cached = self.left = self._steps = self._grown = 0
@@ -62,12 +62,12 @@ class Steady:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def growth(self) -> cython.longlong:
-        """Blocks that they need for the next step beyond those that they have."""
+        """Additional blocks that the counted sequences need for the next step."""
         return 0 if self._grown == self._steps else self._growing[self._steps % self._page_tokens] * self._page_blocks
 
     @cython.cfunc
     def grow(self) -> None:
-        """They have the blocks for the next step."""
+        """Record that all counted sequences have blocks for the next step."""
         self._grown = self._steps
 
     @cython.exceptval(-1, check=True)
@@ -85,7 +85,7 @@ class Steady:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def join(self, sequence: Sequence) -> cython.bint:
-        """Count a sequence that has blocks for the next step, if it had its latest token when the others had."""
+        """Count a sequence that has blocks for the next step, if its latest token came with the others'."""
         left: cython.longlong = sequence.output_tokens - sequence.generated_tokens
         if not self.count:
             self.latest_s = sequence.last_token_s
@@ -107,7 +107,7 @@ class Steady:
 
     @cython.cfunc
     def _count(self, sequence: Sequence, one: cython.longlong) -> None:
-        """Take a sequence that is up to date into all sums but ``left``, or out of them: 1 or -1."""
+        """Add an up-to-date sequence to all sums but ``left`` (1), or subtract it (-1)."""
         w: cython.longlong
         missing: cython.longlong
         self._growing[self._phase(sequence)] += one
@@ -124,12 +124,12 @@ class Steady:
 
     @cython.cfunc
     def ends(self) -> cython.bint:
-        """True if the next step has the last token of any of them."""
+        """True if a counted sequence gets its last token in the next step."""
         return self._steps + 1 in self._ending
 
     @cython.cfunc
     def advance(self, now: cython.double) -> Any:
-        """Each of them has a token more; those that now have all of theirs leave and are returned."""
+        """Add a token to every counted sequence; remove and return the sequences that have finished."""
         sequence: Sequence
         w: cython.longlong
         self._steps += 1

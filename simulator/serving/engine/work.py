@@ -47,7 +47,7 @@ class Work:
     longest_kv: cython.longlong
     tail_kv: cython.double
     dp_imbalance: cython.double
-    """Tokens of all attention groups over those counted here; 0 where there is one group."""
+    """Ratio of all attention groups' tokens to the tokens counted here; 0 if there is one group."""
     trimmed: cython.longlong
     """Tokens that are not verified of ``decode_seqs * query_len``."""
     slowest = cython.declare(object, visibility="public")
@@ -70,7 +70,7 @@ class Work:
 
     @cython.ccall
     def measure(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
-        """Take in a plan; call before the step's tokens are committed.
+        """Set these fields from a plan; call before the step's tokens are committed.
 
         Args:
             plan: of the step.
@@ -201,7 +201,7 @@ class Work:
 
     @cython.cfunc
     def put(self, numbers: cython.double[::1], at: cython.longlong) -> None:
-        """Write ``StepWork.numbers`` into others from a place on."""
+        """Write ``StepWork.numbers`` into an array from an index on."""
         w: cython.longlong
         kinds: cython.longlong = self.kinds
         by_window: cython.longlong = at + WORK_COUNT
@@ -221,7 +221,7 @@ class Work:
             numbers[by_window + 3 * kinds + w] = self.decode_kv_tokens[w]
 
     def step_work(self) -> StepWork[int]:
-        """The same as timing models take it: of several attention groups, what the slowest does."""
+        """Convert to the ``StepWork`` of timing models; with several attention groups, the work of the slowest."""
         if self.slowest is not None:
             of_group: StepWork[int] = self.slowest.step_work()
             return of_group

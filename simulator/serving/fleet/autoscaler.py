@@ -48,12 +48,12 @@ class Rule(Protocol):
     """Rule for the number of replicas."""
 
     def wanted(self, now: float, current: int, load: FleetLoad) -> int:
-        """Replicas that are wanted, before they are held between ``min_replicas`` and ``max_replicas``.
+        """Desired replicas before clamping to ``min_replicas`` and ``max_replicas``.
 
         Args:
             now: seconds.
             current: replicas that are on or starting.
-            load: of those that are on.
+            load: state of the running replicas.
         """
 
 
@@ -101,11 +101,11 @@ class Hpa:
 
 
 class Saturation:
-    """llm-d's saturation analyzer: one replica more when what is spare runs out, one less when it would do without.
+    """llm-d's saturation analyzer: adds a replica if spare capacity runs out, removes one if the others suffice.
 
-    A replica is saturated at ``kv_threshold`` of its KV blocks or ``queue_threshold`` waiting requests. What the others
-    have left below these, on average, is spare; under ``kv_spare`` or ``queue_spare`` one more is started, unless one
-    is starting already. One goes where the others would still have as much after taking over its load.
+    A replica is saturated at ``kv_threshold`` of its KV blocks or ``queue_threshold`` waiting requests. Spare capacity
+    is the average distance of the other replicas below these thresholds. Under ``kv_spare`` or ``queue_spare``, a
+    replica is started unless one already is. A replica is stopped if the others keep that spare capacity with its load.
 
     Source: llm-d workload-variant-autoscaler, docs/saturation-scaling-config.md and docs/saturation-analyzer.md.
     """
@@ -123,7 +123,7 @@ class Saturation:
         return current - 1 if self._spares(load, 1) else current
 
     def _spares(self, load: FleetLoad, fewer: int) -> bool:
-        """True if enough is spare, also where those that are not saturated were ``fewer``."""
+        """True if spare capacity suffices with ``fewer`` unsaturated replicas less."""
         config = self._config
         seen = zip(load.kv_use, load.queues, strict=True)
         able = [(use, queue) for use, queue in seen if use < config.kv_threshold and queue < config.queue_threshold]

@@ -22,7 +22,7 @@ class Faults:
     """Failures of a run.
 
     Args:
-        config: given failures, and the means of random ones.
+        config: scheduled failures, and the mean times of random ones.
         seed: of the random ones.
     """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Pools, how requests are spread over them, and what may go wrong.
+    """Pools of replicas, routing of requests, and replica failures.
 
     Pools either all have the role ``both``, or some compute prompts (``prefill``) and the others answers (``decode``).
     """
@@ -49,7 +49,7 @@ class Fleet:
     initial: int = 1
 
     def mixed(self, *roles: Role) -> bool:
-        """True if some replicas of these roles can hold what others cannot."""
+        """True if some replicas of these roles can serve requests that others cannot."""
         return len({pool.limits for pool in self.pools if pool.role in roles}) > 1
 
     @property
@@ -106,8 +106,8 @@ class Fleet:
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
     def _run_in_processes(self, log: RunLog, served: Sequence[int]) -> int:
-        """Run replicas that have nothing to do with each other: requests are dealt round robin. Returns the blocks that
-        requests still hold at the end."""
+        """Run independent replicas (round-robin routing) in processes. Returns the blocks that requests still hold at
+        the end."""
         (pool,) = self.pools
         most, builder = log.stream.max_concurrency, ReplicaBuilder(pool, log)
 
@@ -140,7 +140,7 @@ class FleetRun:
     Args:
         fleet: the replicas, and how requests reach them.
         log: where results go.
-        served: requests that arrive by themselves, in order of arrival.
+        served: requests with a fixed arrival time, in order of arrival.
         env: simulated time; default: of its own.
     """
 
@@ -159,7 +159,7 @@ class FleetRun:
         builders = [builder for pool in fleet.pools for builder in [ReplicaBuilder(pool, log)] * pool.replicas]
         self.sources = [self._make_replica(index, builder) for index, builder in enumerate(builders)]
         self.steps: list[Lockstep] = []
-        """Lockstep of the replicas that run compiled, and of those that run interpreted."""
+        """Lockstep of the compiled replicas, and of the interpreted ones."""
         for lockstep in dict.fromkeys(replica.lockstep for replica in self.replicas):
             members = [replica for replica in self.replicas if replica.lockstep is lockstep]
             steps = lockstep(env, PLAN, [replica.engine for replica in members])

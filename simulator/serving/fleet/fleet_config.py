@@ -15,7 +15,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 MOST_KEPT = 100_000
-"""Most looks of an autoscaler within one of its windows."""
+"""Maximum number of autoscaler samples within one of its windows."""
 
 
 class RouterConfig(Section):
@@ -34,7 +34,7 @@ class RouterConfig(Section):
     when_full: AdmissionName = "queue"
     """Rule for a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
     max_queue: Annotated[int, Field(ge=0)] | None = None
-    """Most requests that wait at the router; those beyond fail. Default: no limit."""
+    """Maximum requests that wait at the router; further requests fail. Default: no limit."""
 
     @model_validator(mode="after")
     def _queue_has_a_use(self) -> RouterConfig:
@@ -51,8 +51,8 @@ class PoolConfig(Section):
     """Replicas that differ from the scenario's own ``hardware`` and ``engine`` in the fields given here."""
 
     role: Role = "both"
-    """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it. Default: that of a
-    name which begins with prefill, context or ctx, or with decode, generation or gen; several others must state it."""
+    """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it. Default: by a name
+    that begins with prefill, context or ctx, or with decode, generation or gen; several other pools must state it."""
     hardware: dict[str, Any] = Field(default_factory=dict)
     """Fields of ``hardware`` that this pool overrides."""
     engine: dict[str, Any] = Field(default_factory=dict)
@@ -95,9 +95,9 @@ class AutoscalerConfig(Section):
     target: PositiveFloat | None = None
     """hpa: what each replica should have of the metric."""
     min_replicas: Replicas = 1
-    """Fewest replicas that are kept."""
+    """Minimum number of replicas."""
     max_replicas: Replicas
-    """Most replicas that are started."""
+    """Maximum number of replicas."""
     interval_s: Annotated[float, Field(ge=0.01, le=LONGEST_S)] = 15.0
     """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
     window_s: NonNegativeFloat = 0.0
@@ -109,7 +109,7 @@ class AutoscalerConfig(Section):
     scale_down_window_s: NonNegativeFloat = 300.0
     """hpa: time that a wish for fewer replicas has to last (``stabilizationWindowSeconds``)."""
     start_up_s: PositiveSeconds
-    """From the decision to the first request: a machine, its image, the weights, warm-up."""
+    """Seconds from the decision to the first request: machine, image, weights, warm-up."""
     kv_threshold: Share = 0.8
     """llm-d: share of KV blocks from which a replica is saturated."""
     queue_threshold: PositiveInt = 5

@@ -1,4 +1,4 @@
-"""Replicas that have nothing to do with each other, in several processes: to the byte what one makes of them."""
+"""Independent replicas in several processes, with the same result to the byte as in one process."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Helper:
         self._file.write(steps.rows().tobytes())
 
     def take(self) -> int:
-        """Put what it did into the log; returns the blocks that requests still hold. Where it failed, the replicas are
-        run here, and fail as they do."""
+        """Copy the helper's results into the log; returns the blocks that requests still hold. If the helper failed,
+        its replicas run in this process, so that their error is raised here."""
         log, file = self._log, self._file
         _, status = os.waitpid(self._child, 0)
         with file:

@@ -49,7 +49,7 @@ class Pool:
     offload: HostSpace | None = None
     """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
     step_factors: tuple[float, float] = (1.0, 1.0)
-    """On the seconds of steps with prompt chunks, and of the others: what if prices were off by so much."""
+    """Factors on the seconds of steps with and without prompt chunks, to study errors of prices."""
     hits: DrawnHits | None = None
     """Draws of attention-level speculation, for each replica; None: steps take the mean, or there is none."""
     budget: VerifyBudget | None = None
@@ -115,7 +115,7 @@ class ReplicaBuilder:
             index: its number.
             source: where its requests come from.
             resumed: requests that start again after a failure, as they were in the replica that failed.
-            kv_transfers: from prefill to decode replicas, if the two are disaggregated.
+            kv_transfers: KV transfers from prefill to decode replicas, if disaggregated.
         """
         pool, engine, timer = self.pool, self.engine, self.pool.timer
         prices = self._prices
@@ -159,7 +159,7 @@ class ReplicaBuilder:
         return budget
 
     def _make_scheduler(self, index: int) -> Scheduler:
-        """The batching rule of a replica, with empty caches; one for each attention group, and one above them."""
+        """Make a replica's scheduler with empty caches; a ``GroupedScheduler`` for several attention groups."""
         pool, engine, limits = self.pool, self.engine, self.pool.limits
         make = "PipelinedScheduler" if pool.staged else pool.rules.make
         rule = getattr(engine, make) if isinstance(make, str) else make

@@ -22,7 +22,7 @@ class KvTransfers(Protocol):
         """Called when the KV cache of a prompt is complete in ``source``."""
 
     full: bool
-    """True if some of them wait for room in a decode replica."""
+    """True if finished prompts wait for room in a decode replica."""
 
     def call(self) -> None:
         """Called when a decode replica may have free KV blocks again."""
@@ -51,7 +51,7 @@ class ServingReplica:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Its queue, its batch and its blocks."""
+        """Scheduler of the replica: queue, batch and blocks."""
         scheduler: Scheduler = self.engine.scheduler
         return scheduler
 

@@ -73,9 +73,9 @@ class Router:
         env: simulated time.
         log: where arrivals and refusals go.
         requests: those that can be served, in order of arrival.
-        policy: who gets what.
+        policy: the routing policy.
         config: admission limits.
-        mixed: whether replicas differ in what they can serve.
+        mixed: whether replicas differ in the requests that they can serve.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Router:
         self._due: list[int] = []
         """New requests to send in this instant."""
         self._followers, self._waits_for = _followers(log, requests)
-        """The requests that wait for each, where there are any; how many each of those still waits for."""
+        """Requests that depend on each request, if any; and for each request the number of unfinished dependencies."""
         follow = self._waits_for
         self._alone = [one for one in requests if one not in follow] if follow else requests
         """Requests that arrive by themselves."""
         self._called = False
         """True if the router acts in this instant."""
         self._queue: deque[int] = deque()
-        """Requests that wait here; those that start again first."""
+        """Requests that wait at the router; restarted requests first."""
 
     def start(self, endpoints: Sequence[ReplicaEndpoint]) -> None:
         """Begin to hand out requests to these replicas."""
@@ -161,7 +161,7 @@ class Router:
                 self._env.call(self.announce, follower, float(wait_s))
 
     def restart(self, requests: Iterable[int]) -> None:
-        """Requests of a replica that failed: they go out again before any other.
+        """Queue the requests of a failed replica again, before all others.
 
         Raises:
             ForerunError: one of them was restarted so often that it may never end.
@@ -188,7 +188,7 @@ class Router:
         self.call()
 
     def _await(self, place: int) -> None:
-        """Announce the requests from ``place`` on that arrive by themselves: now, and the others at their times."""
+        """Schedule the arrivals of requests with fixed times from ``place`` on: due ones now, others at their times."""
         for later in range(place, len(self._alone)):
             wait_s = self._log.arrival_s[self._alone[later]] - self._env.now
             if wait_s > 0.0:

@@ -17,7 +17,7 @@ class Policy(Protocol):
     """Chooses a replica, once for every request."""
 
     def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
-        """The replica, of those in ``endpoints`` (never empty), that gets ``request``; it is handed over at once."""
+        """Choose the replica in ``endpoints`` (never empty) for ``request``, which is sent at once."""
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """``request`` no longer occupies ``endpoint``: it ended, was handed on, or the replica failed."""
@@ -46,10 +46,10 @@ class RoundRobin:
 
 
 class LeastOutstanding(RoundRobin):
-    """The replica with the fewest requests that it has not ended; the first of equals.
+    """Chooses the replica with the fewest unfinished requests; the first one on a tie.
 
-    While the replicas to choose from stay the same list, a heap holds an entry for every load that any of them had;
-    those that are over are dropped when they come up.
+    As long as the list of replicas is unchanged, a heap holds an entry for every load that a replica had; outdated
+    entries are dropped when they reach the top.
     """
 
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
@@ -81,7 +81,7 @@ class LeastOutstanding(RoundRobin):
 
 
 class PrefixAware(RoundRobin):
-    """The replica that was sent the longest start of this prompt before, unless load is out of balance.
+    """Chooses the replica that was sent the longest prefix of this prompt before, unless load is out of balance.
 
     Load is out of balance when the busiest replica holds more than ``balance_abs_threshold`` requests more than the
     idlest and more than ``balance_rel_threshold`` times as many; then the idlest gets the request. Otherwise the
@@ -139,7 +139,7 @@ class PrefixAware(RoundRobin):
 
 
 class KvAware(RoundRobin):
-    """The replica with the lowest ``overlap_weight * prefill_blocks + decode_blocks``; the first of equals.
+    """Chooses the replica with the lowest ``overlap_weight * prefill_blocks + decode_blocks``; the first one on a tie.
 
     ``prefill_blocks`` are the prompt blocks that the replica would still have to compute: of this request beyond what
     its KV cache holds now, and of those it was sent and that have no first token yet. ``decode_blocks`` are the prompt
@@ -186,7 +186,7 @@ class KvAware(RoundRobin):
         return [cache.spared(request, here) for cache, here in zip(caches, whole, strict=True)]
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """Its blocks are free."""
+        """Release the request's blocks."""
         self._held[endpoint.index] -= self._input_tokens[request]
         self._pending[endpoint.index].pop(request, None)
 

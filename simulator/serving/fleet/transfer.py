@@ -1,4 +1,4 @@
-"""From prefill to decode replicas: who gets a finished prompt, when its KV may travel, and how long that takes."""
+"""KV transfer from prefill to decode replicas: choice of the decode replica, start and duration."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _Journey:
 
     source: Engine
     sequence: Sequence
-    """As the source holds it."""
+    """The sequence in the prefill replica."""
     ready_s: float
     endpoint: ReplicaEndpoint | None = None
     """The decode replica it goes to, once chosen."""
     seen_s: float = 0.0
     """When the engine there sees it."""
     incoming: Sequence | None = None
-    """As the decode replica knows it, once that has reserved its blocks."""
+    """The sequence in the decode replica, once that replica has reserved blocks."""
     spared: int = 0
     """Tokens that its prefix cache holds already."""
     cancelled: bool = field(default=False)
@@ -60,14 +60,14 @@ class Transfers:
     """Prompts wait in their prefill replica until a decode replica has reserved blocks for them.
 
     Decode replicas are chosen and contacted when the prompt is done: the request passes their API server as any other
-    (vLLM's and TensorRT-LLM's proxies work so). They reserve in that order; a prefill replica sends one prompt after
-    the other. Its blocks are free when the KV has arrived: a full decode pool so holds back the prefill pool.
+    (vLLM's and TensorRT-LLM's proxies work so). Blocks are reserved in that order; a prefill replica sends one prompt
+    after the other and frees its blocks when the KV has arrived, so a full decode pool holds back the prefill pool.
 
     Args:
         env: simulated time.
         log: what is counted.
         link_of: the link of each prefill replica, by its number, to a decode replica.
-        policy: who decodes what.
+        policy: routing policy of the decode replicas.
         mixed: whether decode replicas differ in what they can hold.
     """
 
@@ -90,7 +90,7 @@ class Transfers:
         self._replicas: Seq[ServingReplica] = ()
         self._sources: Seq[ReplicaEndpoint] = ()
         self._waiting: list[_Journey] = []
-        """Prompts without reserved blocks, in the order in which they were done."""
+        """Prompts without reserved blocks, in order of completion."""
         self._moving: list[_Journey] = []
         self._free_s: dict[int, float] = {}
         """When the link of each prefill replica is free."""
@@ -116,8 +116,8 @@ class Transfers:
         self.call()
 
     def failed(self, index: int) -> None:
-        """Handle a replica that is about to lose its caches. Transfers from it are dropped, those to it go to another
-        replica.
+        """Handle a replica that is about to lose its caches. Transfers from it are dropped; transfers to it go to
+        another replica.
 
         A prompt on its way is whole in its source until it has arrived, so the loss of its receiver costs no more than
         another transfer.
@@ -149,7 +149,7 @@ class Transfers:
             self._env.call(self._match, priority=ROUTE)
 
     def _match(self, _: object) -> None:
-        """Choose decode replicas, and let those reserve that have room, first come first served at each."""
+        """Choose decode replicas, and reserve blocks at each that has room, first come first served."""
         self._called = False
         up = [endpoint for endpoint in self._endpoints if not endpoint.down]
         if not up:

@@ -81,7 +81,7 @@ class Candidate:
     at_least: bool = False
     """True if ``max_rate`` is as far as the requests allow to look, and still holds."""
     searched: int = 0
-    """Replicas that were simulated, where a power budget allows more: ``copies`` of them serve as many times more."""
+    """Simulated replicas, if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
     chance: float | None = None
     """Probability of meeting the SLO with the model's error counted; None where not computed."""
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
@@ -113,20 +113,20 @@ class HeadroomCases:
     """The best layout under a failed replica, a higher load and an hourly profile."""
 
     one_less: Candidate | None
-    """With one of its replicas down; None where it has but one."""
+    """The best layout with one replica down; None if it has only one."""
     doubled: Candidate | None
-    """Its replicas for twice the load; None where none of those tried holds."""
+    """The best layout with enough replicas for ``GROWTH`` times the load; None if no tried number meets the SLO."""
     hours: tuple[tuple[float, float, int], ...] = ()
     """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest of a
     profile's hour, the mean of a log's."""
     began_s: float | None = None
-    """Unix time from which the hours count; None where they have no dates."""
+    """Unix time of the start of hour 0; None if the hours have no dates."""
 
 
 GROWTH = 2.0
-"""Load of the case of growth, over the one planned for."""
+"""Ratio of the growth case's load to the planned load."""
 MORE_TRIED = 3
-"""Further numbers of replicas that the case of growth tries where the first does not hold."""
+"""Further replica counts that the growth case tries if the first misses the SLO."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Plan:
     runs: int = 0
     load: PlannedLoad | None = None
     headroom_cases: HeadroomCases | None = None
-    """The best layout under changed conditions; None without ``headroom``, or where nothing holds."""
+    """The best layout under changed conditions; None without ``headroom`` or if no layout meets the SLO."""
 
     @property
     def best(self) -> Candidate | None:
@@ -264,7 +264,7 @@ LATENCY_MARGIN = 0.75
 def overload(
     steady: SteadyReplica | None, objective: Objective, replicas: int, arrival_s: FloatArray, rate: float
 ) -> str | None:
-    """Why a queue surely grows over a limit at this number of replicas, or None where it may not.
+    """Reason why the queue must exceed a limit at this number of replicas; None if it may not.
 
     By time t at most ``n (m + 1.25 R t)`` requests have been started: n replicas of m places, R the analytic highest
     rate of one. Request k, which arrives at t_k, therefore waits at least ``(k / n - m) / (1.25 R) - t_k``; quantiles
@@ -291,11 +291,11 @@ def overload(
 
 
 def infeasible_reason(steady: SteadyReplica | None, objective: Objective) -> str | None:
-    """Why an SLO is out of reach even without load, or None where it may hold.
+    """Reason why an SLO cannot be met even without load; None if it may be met.
 
-    The mean latencies of a request alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from the 90th:
-    company never makes a request faster, and such latencies follow the lengths of requests, whose mean is checked to
-    lie below their 90th percentile. Other statistics are not judged.
+    The mean latencies of a request that runs alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from
+    the 90th: other requests never make a request faster, and such latencies follow the lengths of requests, whose mean
+    is checked to lie below their 90th percentile. Other statistics are not judged.
     """
     if steady is None or steady.traffic.cached_tokens.any():
         return None
@@ -333,7 +333,7 @@ WORTH_SHOWING = 3.0
 TRIED_AT_ONCE = 2
 """Candidates simulated ahead; what is reported does not depend on it."""
 SEARCH_SEEDS = 3
-"""Most replications of each load in the search for a highest rate."""
+"""Maximum replications of each load in the search for a highest rate."""
 BEGIN_SHARE = 0.8
 """Share of the steady-state rate at which that search begins."""
 
@@ -412,12 +412,12 @@ class CheapestFirst(_Search):
         """(cost, layout, position in the replica counts)"""
         self._tried: list[Candidate] = []
         self._ended = 0
-        """Candidates judged, and highest rates searched, so far."""
+        """Work finished so far, for progress: candidates judged plus searches for a highest rate."""
         self._unloaded_miss: dict[int, str | None] = {}
-        """Why a layout misses even without load, by layout; None where it holds then."""
+        """Layout -> reason why it misses the SLO even without load; None if it meets the SLO then."""
 
     def run(self) -> list[Candidate]:
-        """All candidates that were looked at, ranked."""
+        """All tried or pruned candidates, ranked."""
         for index, layout in enumerate(self._layouts):
             reason = infeasible_reason(layout.steady, self._plan.objective)
             if reason is not None:
@@ -588,7 +588,7 @@ class CheapestFirst(_Search):
             )
 
     def _headroom_cases(self, best: Candidate) -> HeadroomCases:
-        """The best layout with one of its replicas down, and its replicas for ``GROWTH`` times the load."""
+        """The best layout with one replica down, and with enough replicas for ``GROWTH`` times the load."""
         layout = best.layout
         if not layout.scalable:
             return HeadroomCases(None, None)
@@ -603,7 +603,7 @@ class CheapestFirst(_Search):
         return HeadroomCases(one_less, doubled, self._hours(best), trace_began_s(workload))
 
     def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
-        """The fewest replicas of the best layout that hold the highest rate of each hour of a profile."""
+        """Minimum replicas of the best layout that meet the SLO at the highest rate of each hour of a profile."""
         profile = _profile(self._plan.study.scenario)
         if profile is None:
             return self._log_hours(best)

@@ -51,7 +51,7 @@ class ApiServer:
 
     latency_s: float = 0.0
     work_s: float = 0.0
-    """Mean work of the server on one request, which takes them one after another."""
+    """Mean seconds that the API server works on one request; it takes requests one after another."""
     work_square_s2: float = 0.0
     schedules_ahead: bool = False
     """True if a step is decided while the one before it runs, so that an arrival waits one step longer."""
@@ -320,7 +320,7 @@ def make_replica(
     groups: int,
     prefill_first: bool,
 ) -> SteadyReplica:
-    """Price a replica's steps and find how many requests it holds."""
+    """Price a replica's steps and compute how many requests it can run at once."""
     work = request_work(traffic, limits, timer.windows, survival)
     places = float(min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // limits.decode_tokens)))
     limited_by = "places"

@@ -51,7 +51,7 @@ def engine_of(name: str | None, scenario: Scenario) -> str:
 
 
 def flags(tuning: Tuning, engine: str) -> str:
-    """The flags for an engine, ready to be pasted; empty where nothing is to be drafted."""
+    """Flags for an engine, ready to paste; empty if not drafting is best."""
     if engine == "vllm":
         config = vllm_config(tuning)
         return "" if config is None else shlex.join(["--speculative-config", json.dumps(config)])
@@ -305,7 +305,7 @@ def tuned_artefact(name: str, scenario: Scenario, data: TuneDocument) -> str:
 
 
 class TunedResult(StudyResult[Data]):
-    """Result of a tuning. ``flags`` are the engine's."""
+    """Result of ``tune``; ``flags`` are the engine's command-line flags."""
 
     kind = "tune"
     legend = (
@@ -317,7 +317,7 @@ class TunedResult(StudyResult[Data]):
 
     @property
     def flags(self) -> str | None:
-        """The engine's flags, ready to be pasted. Empty or None where nothing is to be drafted or it has no such."""
+        """Engine flags, ready to paste. Empty or None if not drafting is best or the engine has no such flags."""
         flags: str | None = self.document["emit"]
         return flags
 

@@ -49,7 +49,7 @@ class Scheduler:
     """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
     cache = cython.declare(NoPrefixCache, visibility="public")
     closed = cython.declare(cython.bint, visibility="public")
-    """True if new requests wait, though there may be room for them."""
+    """True if new requests must wait even if there is room."""
     counting = cython.declare(cython.bint, visibility="public")
     """True if sequences at the head of the batch are counted in ``steady`` instead of listed in plans. They decode in
     every step."""
@@ -65,13 +65,13 @@ class Scheduler:
     _max_num_seqs: cython.longlong
     _budget: cython.longlong
     _slots: cython.longlong
-    """Tokens of the budget that each sequence of a step takes beside its own, for the drafter's first pass."""
+    """Extra tokens of the budget that each sequence of a step takes for the drafter's first pass."""
     _chunked: cython.bint
     _batch_wait: cython.longlong
-    """Most steps that prompts wait for more of them."""
+    """Maximum steps that waiting prompts are held so that more prompts join them."""
     _waited: cython.longlong
     _reserved: cython.longlong
-    """Tokens beyond those in the cache that a decoding sequence has blocks for: a full proposal and the next one."""
+    """Tokens beyond the cached ones for which a decoding sequence has blocks: a full proposal and the next token."""
 
     def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
         self.limits = limits
@@ -111,7 +111,7 @@ class Scheduler:
 
     @cython.cfunc
     def count(self, windows: cython.longlong[::1]) -> None:
-        """Count sequences in the next plan, and the keys that they read within these windows."""
+        """Count sequences in the next plan, and the keys that these sequences read within ``windows``."""
         self.counting = True
         self.steady.windows = windows
 
@@ -153,7 +153,7 @@ class Scheduler:
         return tokens_cached
 
     def hold(self, sequence: Sequence) -> None:
-        """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
+        """Take a sequence out of the batch; it keeps its blocks until another replica has fetched its KV."""
         _drop(self.running, sequence)
         self.held.append(sequence)
 
@@ -163,10 +163,10 @@ class Scheduler:
         self._free(sequence)
 
     def reserve(self, sequence: Sequence) -> int | None:
-        """Blocks for a sequence whose KV another replica sends, behind those that wait here already.
+        """Reserve blocks for a sequence whose KV another replica sends, after the sequences that already wait here.
 
         Returns:
-            Tokens that the prefix cache spares the transfer, or None when there is no room now.
+            Tokens that need no transfer because the prefix cache has them; None if there is no room now.
         """
         if self.waiting or self.swapped:
             return None
@@ -198,7 +198,7 @@ class Scheduler:
 
     @cython.ccall
     def plan(self) -> StepPlan:
-        """The next step, its blocks allocated; what is cached and unused makes room for them."""
+        """Plan the next step and allocate its blocks, evicting unused cached blocks."""
         plan: StepPlan
         swapped: cython.longlong = self.swapped_blocks
         if self.preempted:
@@ -213,8 +213,8 @@ class Scheduler:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def repeat(self, plan: StepPlan) -> cython.bint:
-        """Let the latest plan be the next one too. It gives each counted sequence a token, and the batching rule could
-        decide on nothing else."""
+        """Repeat the latest plan, if the batching rule could not decide otherwise: each counted sequence gets a
+        token."""
         count: cython.longlong = self.steady.count
         running: cython.longlong = len(self.running)
         if not count or plan.steady != count or running != count or plan.chunks or plan.decodes or plan.padding:
@@ -237,7 +237,7 @@ class Scheduler:
 
     @cython.cfunc
     def _waits_for_more(self) -> cython.bint:
-        """True if the prompts at the head of the queue wait, so that more of them are computed together.
+        """True if the prompts at the head of the queue are held back so that more prompts are computed together.
 
         Source: ``_waiting_requests`` of tensorrt_llm/_torch/pyexecutor/py_executor.py (v1.1).
         """
@@ -256,12 +256,12 @@ class Scheduler:
 
     @cython.ccall
     def _plan(self) -> StepPlan:
-        """Plan of the next step by the batching rule; empty only when there is nothing to do."""
+        """Plan the next step by the batching rule; the plan is empty only if there is nothing to do."""
         raise NotImplementedError
 
     @cython.ccall
     def in_step(self, plan: StepPlan) -> list[Sequence]:
-        """The batch by whose size a policy chooses: what is running, though a step may leave some of it out."""
+        """Batch whose size the draft policy sees: all running sequences, even if the step leaves some out."""
         return self.running
 
     @cython.ccall
@@ -272,7 +272,7 @@ class Scheduler:
 
     @cython.cfunc
     def _repeating(self, sequence: Sequence) -> Sequence:
-        """A finished sequence as padding: it repeats its last step, within the blocks that it holds.
+        """Use a finished sequence as padding: it repeats its last step within its blocks.
 
         Accepted drafts may have gone past the end of the answer, for which nothing was reserved.
         """
@@ -298,7 +298,7 @@ class Scheduler:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _blocks(self, tokens: cython.longlong) -> cython.longlong:
-        """KV blocks that ``tokens`` tokens take: those of whole pages."""
+        """KV blocks that ``tokens`` tokens take, in whole pages."""
         return -(-tokens // self._page_tokens) * (self._page_tokens // self._block_size)
 
     @cython.exceptval(-1, check=True)
@@ -322,7 +322,7 @@ class Scheduler:
 
     @cython.cfunc
     def _evict_idle(self) -> None:
-        """Evict cached blocks that no sequence uses for those that sequences do use."""
+        """Evict unused cached blocks until the used blocks fit."""
         if self._caching:
             self.cache.shrink(self._num_blocks - self._used())
 
@@ -449,7 +449,7 @@ class Scheduler:
 
     @cython.cfunc
     def _blocks_to_come(self, sequence: Sequence, blocks: cython.longlong, share: cython.double) -> cython.longlong:
-        """Blocks for the rest of the sequence, for prompts under way, and for a share of the batch's remaining
+        """Blocks for the remaining tokens of the sequence, of prompts under way, and a share of the batch's remaining
         tokens."""
         other: Sequence
         prompts: cython.longlong = 0
@@ -506,7 +506,7 @@ class Scheduler:
 
     @cython.cfunc
     def _decodes_at_once(self, sequence: Sequence) -> cython.bint:
-        """True if the last token of a sequence that arrived with its KV is a row of a decode step.
+        """True if a sequence that arrived with its KV computes its last token in a decode step.
 
         A verify step needs drafts, which follow from a first token, and blocks for them; else the token is a chunk.
 
