@@ -22,16 +22,15 @@ class HostSpace:
     def seconds(self, *blocks: int) -> float:
         """Seconds of consecutive copies, by their blocks: ``latency + blocks * block_s`` each; 0 for no blocks.
 
-        Preempted sequences are copied before the step's kernels and one direction after the other, as vLLM V0 issues
-        them.
+        Preempted sequences are copied before the step's kernels, one direction after the other, as in vLLM V0.
         """
         return sum(self.latency_s + count * self.block_s for count in blocks if count)
 
 
 def exposed_load_s(space: HostSpace, blocks: int, step_s: float) -> float:
-    """Seconds by which copies from host memory outlast the step that they run beside, on the grid of simulated time.
+    """Seconds by which copies from host memory outlast the step that they overlap, on the grid of simulated time.
 
-    They arrive layer by layer, each before its layer is computed (SGLang HiCache, "layer-wise overlapping"; LMCache's
+    Blocks arrive layer by layer, each before its layer is computed (SGLang HiCache, "layer-wise overlapping"; LMCache's
     layerwise retrieval), so that a step lasts as long as the longer of the two. Copies to host memory go the other way
     on a duplex link and delay no step.
 

@@ -25,7 +25,7 @@ class EngineLimits:
     lookahead_tokens: int = 0
     """KV slots beyond the step's own tokens, for the drafts of the next step."""
     draft_slots: int = 0
-    """Tokens of ``max_num_batched_tokens`` that each sequence of a step takes beside its own, for the drafter."""
+    """Extra tokens of ``max_num_batched_tokens`` that each sequence of a step takes for the drafter."""
     api_server_s: float = 0.0
     """Seconds of network and inter-process messages between sending a request and its arrival at the scheduler."""
     api_server_work_s: float = 0.0
@@ -37,9 +37,9 @@ class EngineLimits:
     round_robin: bool = False
     """True if requests go to the groups round robin, rather than to the group with the fewest requests."""
     dp_wait_limit_steps: int = 0
-    """Most steps that the prompts of a group wait until every group has prompts."""
+    """Maximum steps that the prompts of a group wait until every group has prompts."""
     batch_wait_steps: int = 0
-    """Most steps that prompts let others decode until there are ``batch_wait_tokens`` of them."""
+    """Maximum steps that prompts wait until the batch has ``batch_wait_tokens`` tokens."""
     batch_wait_tokens: float = 0.0
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix

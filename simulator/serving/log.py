@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FULL_ROWS = 1 << 17
-"""Number of rows up to which every engine step has its own; replicas have equal shares of it."""
+"""Maximum number of rows with one engine step each, divided equally among replicas."""
 CONDENSED_AT = 1 << 17
 """Number of rows at which a log passes them to ``condense`` and drops them, if it has such a callback."""
 Condense = Callable[["StepLog"], None]

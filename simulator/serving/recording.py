@@ -14,7 +14,7 @@ from simulator.timing.step import DecodeTable
 from simulator.timing.work import DRAFT_SCALARS, work_numbers
 
 BRANCH, END, BY_COUNT, BY_KEYS, BY_TERMS, BY_CALL = range(len(OPERATIONS), len(OPERATIONS) + 6)
-"""Operations of a step beyond those of formulas. The last four look up a number, by the kind of their source."""
+"""Step operations that formulas do not have. The last four look up a number, by the kind of their source."""
 KINDS: tuple[tuple[Num, int], ...] = (((CostTable, ByCount), BY_COUNT), (DecodeTable, BY_KEYS), (Clipped, BY_TERMS))
 """Types of the sources that the compiled engine looks up without Python."""
 MOST_OPERANDS = 7
@@ -67,8 +67,8 @@ class Recording:
 
     A step is ``WIDTH`` numbers: an operation, the place of its result among ``values``, the source of a look-up, and
     the places of operands. ``BRANCH`` holds (place of the condition, next step if it is not 0, next step if it is 0);
-    -1 stands for what was not recorded yet. ``END`` holds the place of the first result, and which of ``results`` has
-    the places of all.
+    -1 means not recorded yet. ``END`` holds the place of the first result, and the index in ``results`` of the places
+    of all results.
 
     Args:
         function: of numbers; deterministic, its look-ups made by ``hwprofiles.formulas.look_up``.
@@ -90,7 +90,7 @@ class Recording:
         self.sources: list[tuple[int, Any, int]] = []
         """Operation, source, number of operands."""
         self.tables: dict[str, list[Any]] = {}
-        """The sources as an engine looks them up, by the checksum of the engine."""
+        """Look-up sources in the engine's form, by the checksum of the engine."""
         self.results: list[list[int]] = []
 
     def extend(self, arguments: Sequence[float]) -> None:

@@ -23,8 +23,8 @@ SCALARS = (
     "steps",
     "copies_s",
 )
-"""First columns of a step row. After them stand the numbers of its work (``StepWork.numbers``), those of the drafter
-where a policy decides what it does, and the work of the slowest attention group where there are several."""
+"""First columns of a step row. The numbers of its work (``StepWork.numbers``) follow, then the drafter's if a policy
+controls it, then the work of the slowest attention group if there are several."""
 MOST_GAPS = 1 << 18
 """Rows of a table of token gaps beyond which it is kept in bins."""
 BIN_BITS = 17
@@ -105,7 +105,7 @@ class StepRecords:
     datasheet_s: FloatArray
     """Seconds on the device of kernels that were never measured on the chip."""
     sol_s: FloatArray
-    """Least seconds that the kernels could take at the peak of their chip."""
+    """Speed-of-light seconds of the kernels at the peak of their chip."""
     flops: FloatArray
     bytes: FloatArray
     steps: IntArray
@@ -134,21 +134,21 @@ class GapCounts:
     """
 
     floor_s: FloatArray
-    """Gap of each row; of bins, their lower ends."""
+    """Gap of each row; for bins, the lower end."""
     count: IntArray
     excess_ticks: IntArray | None = None
-    """Sum over the gaps of a bin of what they exceed its lower end by; None of rows that are no bins."""
+    """Sum of (gap - lower end) over the gaps of each bin; None if rows are not bins."""
 
     @property
     def gap_s(self) -> FloatArray:
-        """Gap of each row in seconds; of bins, the mean of their gaps."""
+        """Gap of each row in seconds; for bins, the mean gap."""
         if self.excess_ticks is None:
             return self.floor_s
         return self.floor_s + self.excess_ticks / self.count / TICKS_PER_S
 
     @classmethod
     def pooled(cls, tables: Sequence[GapCounts]) -> GapCounts:
-        """All gaps of some tables; in bins where one of them is, or where they have more than ``MOST_GAPS`` rows."""
+        """Gaps of several tables combined; binned if one table is, or if there are more than ``MOST_GAPS`` rows."""
         gap_s, count = (np.concatenate([getattr(table, name) for table in tables]) for name in ("floor_s", "count"))
         if len(gap_s) <= MOST_GAPS and all(table.excess_ticks is None for table in tables):
             return cls(gap_s, count)
@@ -212,8 +212,8 @@ class HostCacheReport:
 class KvCacheReport:
     """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
 
-    With several pools, blocks and bytes are those of the first pool that generates; preemptions, hits and copies count
-    everywhere.
+    With several pools, blocks and bytes are for the first pool that decodes; preemptions, hits and copies are for all
+    pools.
     """
 
     num_blocks: int

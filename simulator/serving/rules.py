@@ -22,7 +22,7 @@ class SchedulerFacts:
     """Makes a ``Scheduler`` from limits, prefix cache and swap space. A class of your own that builds on one of
     ``simulator.serving.engine``, or the name of a class there."""
     mixes: bool = True
-    """True if a step may compute prompts beside the sequences that decode; if not, prompts go first."""
+    """True if a step may mix prompts and decoding sequences; otherwise prompts go first."""
     cuts_prompts: bool = True
     """True if the scheduler can split a prompt at the end of a step's token budget."""
     budgets_decodes: bool = True

@@ -15,9 +15,9 @@ from simulator.speculation.level_decay import LevelDecay, conditional_rates, ext
 from simulator.speculation.speculation_config import AcceptanceConfig, DraftConfig
 
 CLASSES = 128
-"""Equally likely classes of requests that stand for the beta distribution."""
+"""Number of equally likely request classes that approximate the beta distribution."""
 DRAFT_CLASSES = 32
-"""Classes of drafts, where each draft has its own: a step under a budget goes through all of them."""
+"""Number of classes if each draft has its own class; fewer, as a step under a budget visits every class."""
 LEAST_CONCENTRATION = 0.1
 """Least concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
 
@@ -90,7 +90,7 @@ def _ranks(positions: int, autocorrelation: float) -> FloatArray:
 
 
 def _rates(weights: FloatArray, pooled: float, concentration: float, ranks: FloatArray) -> FloatArray:
-    """Rates of one position by class; weighted by the drafts that get there, they sum to ``pooled``."""
+    """Rates of one position by class; their mean, weighted by drafts that reach the position, is ``pooled``."""
     if pooled <= 0.0:
         return np.zeros(len(ranks))
     if pooled >= weights.sum() * (1.0 - 1e-12):
@@ -145,7 +145,7 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
 def sampler_of(
     acceptance: AcceptanceConfig, survival: FloatArray, seed: int, draft: DraftConfig | None = None
 ) -> AcceptanceSampler:
-    """The sampler of these survival rates, with the spread of an acceptance section and its fall along the context."""
+    """Sampler of survival rates, with the spread and the drop over context of an acceptance section."""
     correlation = 1.0 if acceptance.autocorrelation is None else acceptance.autocorrelation
     return AcceptanceSampler(
         survival, seed, acceptance.spread or 0.0, context_drift(acceptance, draft), autocorrelation=correlation
@@ -185,9 +185,9 @@ class AcceptanceSampler:
         survival: chance that at least i tokens are accepted, i = 1..K, pooled over all drafts.
         seed: the run's seed.
         spread: standard deviation of the first position's rate across requests; see ``request_classes``.
-        drift: how rates fall with the context of a verify step, or None.
+        drift: decrease of rates with the context of a verify step, or None.
         class_of: class of each request by its number, where ``survival`` has a row for each class; None: one for all.
-        autocorrelation: of the rates of neighbouring draft tokens; below 1 the class is that of a draft, not a request.
+        autocorrelation: of the rates of neighbouring draft tokens; below 1 classes belong to drafts, not to requests.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class AcceptanceSampler:
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def thresholds(self, cell: int) -> NDArray[np.uint64]:
-        """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: the usual ones). One row per
+        """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: without drift). One row per
         class of requests where they differ."""
         thresholds = self._cells.get(cell)
         if thresholds is None:

@@ -37,7 +37,7 @@ class ThresholdChain:
     length: float
     """Mean tokens of a verify step, the bonus token included."""
     kept: FloatArray
-    """Chance that a drafted token is accepted, given that those before it were."""
+    """Probability that a drafted token is accepted, given that all earlier ones were."""
 
 
 def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
@@ -65,8 +65,8 @@ def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
 class ConfidenceThreshold:
     """A policy that draws how many tokens pass the threshold in each step; the drafts of a batch end together.
 
-    What is accepted of them is drawn separately, with ``ThresholdChain.kept``: positions are independent, so that a
-    token that passed is accepted with the same chance however long its draft became.
+    Acceptance is drawn separately, with ``ThresholdChain.kept``: positions are independent, so a token that passed the
+    threshold is accepted with the same probability at any draft length.
     """
 
     chances: FloatArray
@@ -137,7 +137,7 @@ class VerifyBudget:
     sizes: IntArray
     """Captured numbers of tokens, to which smaller steps are padded."""
     prompt_token_s: float
-    """Seconds that a prompt token adds to a step; of no use ``with_prompts``."""
+    """Seconds that a prompt token adds to a step; unused if ``with_prompts``."""
     around_s: FloatArray
     """Seconds of the drafter and the host by number of sequences."""
     with_prompts: bool = False

@@ -46,7 +46,7 @@ class ContextDrift:
         return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
 
     def factor(self, cell: int) -> float:
-        """Factor on conditional rates in a cell: that of the cell's middle."""
+        """Factor on conditional rates in a cell: its value at the cell's middle."""
         return 1.0 if cell < 0 else float(self.decay ** ((cell + 0.5) / CELLS_PER_DOUBLING))
 
 
@@ -61,8 +61,8 @@ class WindowFall:
 
     factor = 0.5 ** ((excess / half_windows) ** 1.5),  excess = context / window - 1
 
-    The fall starts slowly and then steepens: the longer the context, the more of what attention reads lies at positions
-    that training never saw. The factor is constant within cells of a quarter window.
+    The fall starts slowly and then steepens: the longer the context, the larger the share of attended positions that
+    training never saw. The factor is constant within cells of a quarter window.
 
     Source: fitted on the acceptance lengths of EAGLE-3 on Qwen3-8B at 4, 8, 12, 16 and 20 thousand tokens
     (vllm-project/speculators#684, 2026-07; window 2048 and K = 3 to 5, which it does not state: 3.9 to 4.1 windows).
@@ -81,7 +81,7 @@ class WindowFall:
         return CELLS_PER_WINDOW * (context_tokens - self.window) // self.window
 
     def factor(self, cell: int) -> float:
-        """Factor on conditional rates in a cell: that of the cell's middle."""
+        """Factor on conditional rates in a cell: its value at the cell's middle."""
         excess = (cell + 0.5) / CELLS_PER_WINDOW
         return 1.0 if cell < 0 else float(0.5 ** ((excess / self.half_windows) ** STEEPNESS))
 

@@ -24,7 +24,7 @@ from simulator.speculation.level_decay import (
 Length = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Rates = Annotated[list[Share], Field(min_length=1)]
 UNLIMITED = 1024
-"""Positions of a curve that states one rate for all of them."""
+"""Number of positions of a curve that states one rate for all positions."""
 MEASURES = ("lengths", "per_position", "conditional", "alpha", "heads")
 
 

@@ -210,7 +210,7 @@ def _drafts_of_line(
 
 
 class _Counters:
-    """vLLM's Prometheus counters, summed over engines; of two scrapes, the later less the earlier."""
+    """vLLM's Prometheus counters, summed over engines; for two scrapes, later minus earlier."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -344,8 +344,8 @@ PREDICTED = 8
 def fit_acceptance(files: Sequence[str | Path]) -> Document:
     """Output of ``forerun workloads fit-acceptance`` as plain data.
 
-    One file is fitted by its rates per position where it has them, else by its acceptance length alone, which shows a
-    level and no decay. Several files, one for each number of draft tokens, are fitted together by acceptance length.
+    One file is fitted by its rates per position if it has them, else by its acceptance length alone, which gives a
+    level but no decay. Several files, one for each number of draft tokens, are fitted together by acceptance length.
     """
     if not files:
         raise ForerunError("give the file of an engine: a log, its Prometheus counters or its benchmark JSON")

@@ -18,7 +18,7 @@ from forerun.errors import ForerunError
 FORCED_SPAN = 8.0
 """Mean tokens of a forced span unless given or measured; assumed."""
 PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]+|\s+")
-"""Text that stands for a token: up to six letters of a word, or punctuation, with the blank before it."""
+"""Text piece that counts as a token: up to six letters of a word, or punctuation, with the preceding blank."""
 ANSWER_KEYS = ("output", "text", "completion", "response", "content")
 
 

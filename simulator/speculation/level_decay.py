@@ -53,7 +53,7 @@ class LevelDecay:
         return expected_length(self.conditional(num_speculative_tokens))
 
     def with_length(self, acceptance_length: float, num_speculative_tokens: int) -> LevelDecay:
-        """The same decay at the level that yields a measured acceptance length (bonus token included).
+        """This decay with the level that yields a measured acceptance length (bonus token included).
 
         Raises:
             ForerunError: the length lies outside [1, K + 1], or no level up to 1 reaches it with this decay.
@@ -146,12 +146,12 @@ def fit_acceptance_lengths(lengths: Mapping[int, float]) -> AcceptanceFit:
 def fit_survival(survival: Sequence[float], drafts: float | None = None) -> AcceptanceFit:
     """Level and decay from the share of drafts in which position i is accepted: the most likely ones given counts.
 
-    Position i is a binomial trial of the drafts that got past position i - 1, so deep positions weigh as little as they
-    were reached. Positions that no draft reached say nothing and are left out.
+    Position i is a binomial trial of the drafts accepted up to position i - 1, so deep positions that few drafts
+    reached weigh little. Positions that no draft reached are left out.
 
     Args:
         survival: never rises; vLLM's per-position acceptance rates.
-        drafts: verify steps behind them; None where unknown, and then no errors and no deviance come with the fit.
+        drafts: number of verify steps; if None (unknown), the fit has no errors and no deviance.
 
     Raises:
         ForerunError: nothing to fit.
@@ -198,7 +198,7 @@ def conditional_rates(marginal: Sequence[float]) -> list[float]:
 
 
 def extended(conditional: Sequence[float], positions: int) -> FloatArray:
-    """Measured conditional rates, continued to ``positions`` by the level and decay fitted to them."""
+    """Measured conditional rates, extended to ``positions`` by a fitted level and decay."""
     if len(conditional) >= positions:
         return np.asarray(conditional[:positions], dtype=np.float64)
     if conditional and conditional[-1] == 0.0:

@@ -47,11 +47,11 @@ class MethodFacts:
     checkpoint: bool = True
     """True if an engine needs the path of its weights."""
     looks_up: bool = False
-    """True if it drafts by looking up repeated text in the context, and drafts nothing without a match."""
+    """True if the method drafts by looking up repeated text in the context, and drafts nothing without a match."""
     trained_window: int = 0
     """Longest context that its public drafters are trained on, in tokens; 0 where no source states one."""
     times_of: str = ""
-    """Method whose measured host times stand in for its own (``timing/draft_overheads.yaml``)."""
+    """Method whose measured host times are used in place of its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, EngineName] = field(default_factory=dict)
     """Name of the method in each engine."""
 
@@ -77,7 +77,7 @@ def _engine_name(release: Mapping[str, Any], text: str | Mapping[str, Any]) -> E
 
 
 METHODS = _read_methods()
-"""``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
+"""``none`` switches speculation off and keeps the block's other fields, for comparisons."""
 
 
 def emitted_name(engine: str, method: str, by_confidence: bool = False, sequential: bool = False) -> EngineName | None:

@@ -14,7 +14,7 @@ class Batch(NamedTuple):
     """State of the engine when a step is planned."""
 
     seqs: int
-    """Requests in the step, those in prefill included; their draft tokens are verified in the next step."""
+    """Requests in the step, including prefill; their draft tokens are verified in the next step."""
     context_tokens: int
     """Tokens in the KV cache of all requests in the step, before it runs."""
     prompt_tokens: int = 0
@@ -33,8 +33,8 @@ class DraftPolicy(Protocol):
 
     @property
     def by_batch_alone(self) -> bool:
-        """True if the choice depends only on ``Batch.seqs``; then it is made once for each number, and nothing is
-        observed."""
+        """True if the choice depends only on ``Batch.seqs``. It is then made once per number of sequences, and
+        ``observe`` is not called."""
 
     def choose(self, batch: Batch) -> int:
         """Number of draft tokens for every sequence, from 0 to the scenario's maximum."""
@@ -49,7 +49,7 @@ PolicyFactory = Callable[[], DraftPolicy]
 
 @dataclass(frozen=True, slots=True)
 class BatchTable:
-    """Draft tokens by batch size, and nothing else: ``fixed``, ``disable-above-batch`` and ``batch-table``."""
+    """Draft tokens by batch size alone: ``fixed``, ``disable-above-batch`` and ``batch-table``."""
 
     tokens: tuple[int, ...]
     """Draft tokens for batches of 0, 1, 2, ... requests, or from each of ``starts`` on. Larger ones use the last."""

@@ -49,7 +49,7 @@ class Proposal:
     nodes: int
     """Draft tokens that the target verifies."""
     depth: int
-    """Most draft tokens that one step can accept."""
+    """Maximum number of draft tokens that one step can accept."""
     pass_widths: tuple[int, ...]
     """Tokens per sequence that a sequential drafter computes for depth 2, 3, ...: 1 in a chain, expanded nodes in a
     tree."""
@@ -67,7 +67,7 @@ def proposal(config: SpeculationConfig) -> Proposal:
 
 
 def input_slots(config: SpeculationConfig | None, framework: str) -> int:
-    """Tokens of a step's budget that each of its sequences takes beside its own, for the drafter's first pass.
+    """Extra tokens of a step's budget that each sequence takes for the drafter's first pass.
 
     Source: ``max_num_new_slots_for_drafting`` of vllm/config/speculative.py, taken from the budget with each request
         that is scheduled (vllm-project/vllm#51256, #52922; vLLM 0.28).
@@ -86,7 +86,7 @@ def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
 def draft_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least d draft tokens are accepted, d = 1..depth: what ``AcceptanceSampler`` takes.
 
-    That of the drafter (``drafter_survival``), and of what a grammar forces.
+    Combines the drafter's chance (``drafter_survival``) with tokens that a grammar forces.
     """
     survival = drafter_survival(config)
     if config.grammar is None:
@@ -99,9 +99,9 @@ def draft_survival(config: SpeculationConfig) -> FloatArray:
 def drafter_survival(config: SpeculationConfig) -> FloatArray:
     """Chance that at least d draft tokens of the drafter alone are accepted, d = 1..depth.
 
-    ``per_position`` and ``log`` say it of the very tree that is drafted, and ``acceptance_length`` is met by it. Other
-    sources are rates of the first candidate of each depth; in a tree the candidates beside it catch their share of
-    what it misses (``other_ranks``), or as the curve says where it was measured by rank.
+    ``per_position`` and ``log`` describe the drafted tree itself, and ``acceptance_length`` is its length. Other
+    sources are rates of the first candidate of each depth; in a tree the other candidates catch a share of its misses
+    (``other_ranks``, or the curve's own shares if it was measured by rank).
 
     Raises:
         ForerunError: rates that end before the depth, or a length that the tree cannot give.

@@ -60,14 +60,14 @@ def measured_with(acceptance: AcceptanceConfig) -> tuple[str | None, str | None]
 
 
 def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | None:
-    """Warning that prompts are longer than what the drafter was trained on.
+    """Warning that prompts are longer than the drafter's training context.
 
     Args:
         config: the scenario's speculation.
         prompts: tokens of each prompt.
 
     Returns:
-        None where all prompts lie within the window, or where a sliding window or a log of the engine covers them.
+        None if all prompts lie within the window, or if a sliding window or an engine log covers long prompts.
     """
     if config is None or config.method == "none" or config.acceptance is None or not len(prompts):
         return None
@@ -97,10 +97,9 @@ def window_note(config: SpeculationConfig | None, prompts: IntArray) -> str | No
 
 
 def carry_acceptance(before: Mapping[str, object], data: dict[str, Any], paths: Iterable[str]) -> None:
-    """Keep acceptance with its method and its target where settings change those and leave the acceptance standing.
-
-    Another method takes the catalogue's own curve, on the same target where there is one, and gets its former
-    acceptance back when it is set again; rates carried to another model say whose they are.
+    """Keep acceptance with its method and target if settings change these without setting acceptance. Another method
+    takes the catalogue's own curve, on the same target if there is one, and gets its former acceptance back when it is
+    set again; rates carried to another model are labelled with their origin.
     """
     old, new = before.get("speculation"), data.get("speculation")
     if not (isinstance(old, Mapping) and isinstance(new, dict) and isinstance(new.get("acceptance"), Mapping)):
@@ -177,20 +176,20 @@ def _drafter(method: str) -> str:
 
 
 def _depth(speculation: Mapping[str, object]) -> int:
-    """Draft tokens at which curves are compared: those of a chain, else three."""
+    """Number of draft tokens at which curves are compared: the chain's, else three."""
     tokens = speculation.get("num_speculative_tokens")
     return tokens if isinstance(tokens, int) and 0 < tokens <= 1024 else 3
 
 
 def _own_curves(method: str, model: object, depth: int) -> list[tuple[float, str]]:
-    """Acceptance length and name of the method's curves, ascending; of the model alone, where there are any."""
+    """Acceptance length and name of the method's curves, ascending; only curves of the model, if there are any."""
     curves = [curve for curve in map(load_curve, curve_names()) if _drafter(curve.method) == _drafter(method)]
     same = [c for c in curves if isinstance(model, str | Mapping) and same_model(model, c.target)]
     return sorted((1.0 + float(curve.survival(depth).sum()), curve.name) for curve in same or curves)
 
 
 def _middle(ranked: list[tuple[float, str]]) -> str:
-    """Name of the median; the lower of the middle two."""
+    """Name of the median curve; of an even number, the lower of the middle two."""
     return ranked[(len(ranked) - 1) // 2][1]
 
 

@@ -128,8 +128,8 @@ class PolicyConfig(Section):
     """goodput, p-min, entropy, forerun: chance that a draft token is accepted, believed before any was seen. Default
     0.7 for goodput, else 0.5 (assumed)."""
     window: PositiveInt | None = None
-    """The same: verify steps after which an observation has lost 1/e of its weight. Default 100 for goodput, else 20
-    (assumed)."""
+    """goodput, p-min, entropy, forerun: verify steps after which an observation weighs 1/e. Default 100 for goodput,
+    else 20 (assumed)."""
     least: Share | None = None
     """p-min: chance of being accepted below which a position is not drafted. Default 0.5. entropy: the same of AdaEDL's
     lower bound; default 0.3 (assumed)."""
@@ -171,7 +171,7 @@ class PolicyConfig(Section):
     recovery_tokens: PositiveInt | None = None
     """while_off: starve: tokens after which a skipped one weighs 1/e; default 64 (assumed)."""
     switch_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """Host seconds of each change of K beside the drafter's catching up; default 0 (assumed)."""
+    """Host seconds of each change of K, in addition to the drafter's catch-up; default 0 (assumed)."""
     step_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
     """Host seconds that the policy adds to every step, whether or not it drafts. Default of vLLM 0.775 ms (0.27, V1
     runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
@@ -262,10 +262,10 @@ ACCEPTANCE_SOURCES = ("per_position", "conditional", "alpha", "acceptance_length
 DECAYING = ("alpha", "acceptance_length")
 """Sources of acceptance that take a ``decay``."""
 OF_THIS_TREE = ("per_position", "acceptance_length", "log")
-"""Sources that say what was accepted of the very chain or tree that is drafted. The others describe the drafter's first
-candidates, and ``other_ranks`` says what their siblings catch."""
+"""Sources measured on the drafted chain or tree itself. Other sources describe the drafter's first candidates;
+``other_ranks`` gives the share that their siblings catch."""
 TREE_POLICIES = ("fixed", "disable-above-batch")
-"""Policies that draft all or nothing, so that they go with trees too."""
+"""Policies that draft all or nothing, which trees allow too."""
 Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
 
 
@@ -276,12 +276,13 @@ class DraftConfig(Section):
     """Draft model: catalogue name or path of a HF config.json. EAGLE and parallel heads: repository of a public head in
     the catalogue, whose sizes are taken."""
     weights_dtype: str | Mapping[str, str] | None = None
-    """As the scenario's own ``weights_dtype``; default: the checkpoint's, bf16 for trained heads."""
+    """Drafter weights, in the form of the scenario's ``weights_dtype``; default: the checkpoint's, bf16 for trained
+    heads."""
     tensor_parallel: PositiveInt | None = None
     """Chips that share one drafter; default: as the target."""
     chip: str | None = None
-    """Chip of the drafter alone, catalogue name or path. Its weights and KV then lie there, and ``tensor_parallel`` is
-    1 unless given. Default: it shares the target's chips."""
+    """Chip of the drafter alone, catalogue name or path. Weights and KV of the drafter are then on it, and
+    ``tensor_parallel`` is 1 unless given. Default: shared with the target."""
     link: str | None = None
     """With ``chip``: link between the drafter's chips and the target's; default: the target chip's host link."""
     overlap: Share | None = None
@@ -361,10 +362,10 @@ class AcceptanceConfig(Section):
     """With ``alpha`` or ``acceptance_length``: factor of the rate for each doubling of the position; default 1. From
     the first to the second, and from the second to the fourth."""
     extrapolate: bool = False
-    """Continue rates, a curve or a log beyond their last position by the level and decay fitted to them."""
+    """Extend rates, a curve or a log beyond the last position by a fitted level and decay."""
     other_ranks: list[Share] | None = None
-    """Trees: share of what the candidates before it missed that the candidate of rank 1, 2, ... catches. Default: as
-    Medusa's first head on Vicuna-7B."""
+    """Trees: share of the earlier candidates' misses that the candidate of rank 1, 2, ... catches. Default: Medusa's
+    first head on Vicuna-7B."""
     spread: Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)] | None = None
     """Standard deviation of the first position's rate across requests (beta-distributed). Default 0, all alike; under
     policy confidence-budget that of a beta distribution of concentration 3, as of grown trees."""
@@ -425,7 +426,7 @@ class AcceptanceConfig(Section):
 class GrammarConfig(Section):
     """A grammar or JSON schema whose forced spans are draft tokens, accepted with certainty; beside a drafter or alone.
 
-    The forced share is given, or measured in outputs of one's own.
+    The forced share is given, or measured in your own outputs.
     """
 
     forced_share: Share | None = None
@@ -435,10 +436,10 @@ class GrammarConfig(Section):
     outputs: str | None = None
     """File of outputs, one JSON value a line, in which share and span are measured."""
     json_schema: str | None = None
-    """File of the JSON schema that they follow."""
+    """File of the JSON schema that the outputs follow."""
     step_s: Seconds | None = None
-    """Host seconds of the grammar per step, hidden by no kernel, beyond those without drafting. Default 0: masks are
-    made while the step runs, as XGrammar does (arXiv:2411.15100)."""
+    """Additional host seconds of the grammar per step when drafting, not hidden by kernels. Default 0: masks are made
+    while the step runs, as XGrammar does (arXiv:2411.15100)."""
     per_sequence_s: Seconds | None = None
     """The same per sequence."""
 
@@ -461,7 +462,7 @@ class GrammarConfig(Section):
 
 
 GRAMMAR = "grammar"
-"""Method of a grammar without a drafter beside it."""
+"""Method of a grammar without a drafter."""
 MOST_DRAFT_TOKENS = 1024
 DRAFTER = "draft: {model: ...}"
 

@@ -1,4 +1,4 @@
-"""Draft trees, static or grown from the drafter's confidence: their nodes, and how deep they are accepted."""
+"""Draft trees, static or grown from the drafter's confidence: nodes, and distribution of the accepted depth."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class DraftTree:
     """
 
     parents: tuple[int, ...]
-    """Parent of each node; ``ROOT`` for those below the last certain token."""
+    """Parent of each node; ``ROOT`` for children of the last certain token."""
     ranks: tuple[int, ...]
     """Rank of each node among the drafter's candidates at its parent, 0 = the likeliest."""
 
     @property
     def num_nodes(self) -> int:
-        """Draft tokens that the target verifies, beside the last certain token."""
+        """Draft tokens that the target verifies, not counting the last certain token."""
         return len(self.parents)
 
     @property
@@ -108,7 +108,7 @@ def rates_by_rank(conditional: Sequence[float], catch: Sequence[float]) -> tuple
 
 
 def node_chances(tree: DraftTree, rates: RankRates) -> FloatArray:
-    """Chance of each node to lie on the accepted path; 0 for depths and ranks that the rates do not have."""
+    """Chance that each node is on the accepted path; 0 for depths and ranks without rates."""
     chances = np.zeros(tree.num_nodes)
     depths = tree.depths
     for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
@@ -197,7 +197,7 @@ def _drawn_chances(
     steps: int,
     generator: np.random.Generator,
 ) -> FloatArray:
-    """Chance of every candidate to lie on the accepted path, shape (steps, candidates), shallow ones first."""
+    """Chance that every candidate is on the accepted path, shape (steps, candidates), shallow ones first."""
     drawn = [(parents, row[0]) for parents, row in layers if 0.0 < row[0] < 1.0]
     means = np.repeat([mean for _, mean in drawn], [parents for parents, _ in drawn])
     firsts = generator.beta(means * concentration, (1.0 - means) * concentration, size=(steps, len(means)))

@@ -96,7 +96,7 @@ def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) ->
     """More sequences and longer contexts never cost less; a run of steps equals its steps."""
     one, many = (drafting_seconds(drafter.parts(_step(drafter, seqs, 0, query_len))) for seqs in (1, max_seqs))
     if many < one * (1.0 - TOLERANCE):
-        raise ForerunError(f"{name}: drafting for {max_seqs} sequences takes less ({many} s) than for one ({one} s)")
+        raise ForerunError(f"{name}: drafting for {max_seqs} sequences costs less ({many} s) than for one ({one} s)")
     contexts = np.arange(CONTEXT_TOKENS, CONTEXT_TOKENS + 40, dtype=np.int64)
     run = _step(drafter, 2, 0, query_len)._replace(
         decode_kv_tokens=tuple(2 * _inside(contexts, window, query_len) for window in drafter.windows)

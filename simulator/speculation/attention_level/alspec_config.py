@@ -47,7 +47,7 @@ class AttentionSpeculationConfig(Section):
     """Point at which the groups wait for one another: the next attention kernel, the same layer, or never
     (``pipelined``)."""
     prefill: Literal["context-parallel", "replicated"] = "context-parallel"
-    """Division of a prompt: each group computes half and sends its keys and values, or all of it."""
+    """Division of a prompt: each group computes half and exchanges keys and values, or each computes all of it."""
     verification: Literal["joint", "every-query", "per-request"] = "joint"
     """Unit that passes or fails: the whole batch by one norm, every query, or each request. Verified by themselves,
     requests that fail alone are rolled back."""

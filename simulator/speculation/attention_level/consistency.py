@@ -1,7 +1,7 @@
-"""A published result beside what the engine gives with the kernels of its time: speedup, range, crossover.
+"""A published result compared with the engine's speedup, range and crossover for kernels of that time.
 
-TP 8 against TP 4 x SP 2, batch 1. Every time is the engine's own price for the layers of the set's chip; what is not
-known about them has a range, and named alternatives change one of them at a time.
+TP 8 against TP 4 x SP 2, batch 1. Every time is the engine's own price for the layers of the set's chip; unknown
+parameters have ranges, and named alternatives change one parameter at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ConsistencySet:
     """Exact decode attention of one layer by (chips of a group, context, values)."""
 
     def values(self, changes: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The set's values, some of them changed.
+        """Values of the parameter set, with ``changes`` applied.
 
         Raises:
             ForerunError: a parameter that the set does not have.
@@ -251,7 +251,7 @@ def crossover_context(
     changes: Mapping[str, float] | None = None,
     most_tokens: int = 1 << 20,
 ) -> float | None:
-    """Context from which two groups beat all chips in one; None where they do not up to ``most_tokens``."""
+    """Context from which two groups beat one group of all chips; None if they do not up to ``most_tokens``."""
     contexts = np.unique(np.geomspace(1, most_tokens, 4001).round())
     gain = compare_layouts(parameters, contexts, hit_rate, reading, changes).speedup - 1.0
     above = np.flatnonzero(gain >= 0)
@@ -267,7 +267,7 @@ def crossover_context(
 def crossover_range(
     parameters: ConsistencySet, hit_rate: float, reading: Reading = "next-attention"
 ) -> tuple[float | None, float | None, float | None]:
-    """Crossover context of the set, and the lowest and highest over its alternatives (None: one of them never pays)."""
+    """Crossover context of the set, and the lowest and highest over its alternatives (None: one never pays)."""
     every = [crossover_context(parameters, hit_rate, reading, changes) for _, changes in parameters.cases]
     crossovers = [context for context in every if context is not None]
     return every[0], min(crossovers, default=None), None if None in every else max(crossovers)

@@ -22,7 +22,7 @@ class OutcomeDraws:
 
     A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
     first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
-    Requests that pass or fail by themselves have numbers of their own beside the one that they share.
+    Requests that pass or fail individually add a number of their own to the shared one.
     """
 
     def __init__(

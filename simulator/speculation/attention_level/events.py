@@ -27,7 +27,7 @@ class Bar(NamedTuple):
 class SyncParts(NamedTuple):
     """Shares of the synchronisation at the end of a layer, one message after the other; they sum to 1.
 
-    As the assumed costs on Tensix chips divide (``parameters.yaml``): 5, 13 and 7 us.
+    Defaults follow the assumed costs on Tensix chips (``parameters.yaml``): 5, 13 and 7 us.
     """
 
     priority_swap: float = 0.20
@@ -54,7 +54,7 @@ def simulate_pass(
         times: plain floats.
         hits: whether each layer's speculative output passes, as ``pass_seconds`` takes them.
         reading: when the receiver waits.
-        sync_parts: how the synchronisation divides over its messages.
+        sync_parts: shares of the synchronisation by message.
 
     Raises:
         ForerunError: no layer.
@@ -111,7 +111,7 @@ class _Groups:
         return output_s, verdict_s, now
 
     def receive(self, layer: int, group: int, output_s: float, verdict_s: float) -> float:
-        """Go on with the speculative output until done, or until the verdict says that it was for nothing."""
+        """Continue with the speculative output until done, or until the verdict rejects it."""
         hit, lane = bool(self.hits[layer]), f"group {group}"
         now = output_s if hit else min(output_s, verdict_s)
         for name, seconds, skip_s in self.following(layer):
@@ -124,7 +124,7 @@ class _Groups:
         return now
 
     def following(self, layer: int) -> list[tuple[str, float, float]]:
-        """Work after attention before the groups meet: name, seconds, seconds where skipped for those that passed."""
+        """Work between attention and synchronisation: name, seconds, seconds if skipped because the output passed."""
         outcome = self.hits[layer]
         times = outcome if isinstance(outcome, LayerTimes) else self.times
         after = [("post", times.post_s, times.skip_post_s)]

@@ -60,8 +60,8 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
     Args:
         rate: of one query.
         queries: tokens verified together, sequences times tokens per sequence.
-        verification: ``joint``: one norm over the batch, as the published kernel sums it, taken to pass as often as one
-            query does; else all must pass: ``rate ** queries`` where they do so independently.
+        verification: ``joint``: one norm over the batch, as in the published kernel, assumed to pass as often as one
+        query does; otherwise all queries must pass: ``rate ** queries`` if they are independent.
         correlation: of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it they are
             independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
     """
@@ -75,7 +75,7 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
 
 
 def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correlation: float) -> Num:
-    """Chance that a number of requests fail while others of the batch pass; 0 where a batch is no larger.
+    """Probability that ``failing`` requests fail while others of the batch pass; 0 if the batch has no others.
 
     Args:
         failing: requests of which a query fails, >= 1.
@@ -97,7 +97,7 @@ def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correla
 
 
 def given_factor(rate: Num, correlation: float) -> tuple[Num, FloatArray]:
-    """Hit rate of a query at values of the factor that its batch shares (last axis), and what those weigh."""
+    """Hit rate of a query at values of the batch's shared factor (last axis), and the values' weights."""
     if correlation == 0.0:
         return np.asarray(rate, dtype=np.float64)[..., None], np.ones(1)
     nodes, weights = _normal_nodes()
@@ -151,14 +151,14 @@ class ErrorModel(NamedTuple):
         return ndtr(ndtri(rate) + self._shift(tolerance, window_tokens))
 
     def error_let_through(self, rate: float, tolerance: float, window_tokens: int) -> float:
-        """Mean relative error over all layers of what passes; a layer that fails is exact."""
+        """Mean relative error over all layers; only passing layers have an error, failing ones are exact."""
         from scipy.special import ndtr, ndtri
 
         middle = np.log(tolerance) - self.spread * (ndtri(rate) + self._shift(tolerance, window_tokens))
         return float(self._mean(middle) * ndtr((np.log(tolerance) - middle) / self.spread - self.spread))
 
     def static_error(self, rate: float, window_tokens: int) -> float:
-        """The same if nothing is verified: attention over the first and last chunk only."""
+        """Mean relative error without verification: attention over the first and last chunk only."""
         from scipy.special import ndtri
 
         middle = np.log(TOLERANCE) - self.spread * (ndtri(rate) + self._shift(TOLERANCE, window_tokens))
@@ -174,7 +174,7 @@ class ErrorModel(NamedTuple):
 
 @cache
 def error_model_parameters() -> dict[str, Parameter]:
-    """The two numbers of ``ErrorModel`` with their ranges and what they were fitted on."""
+    """The two parameters of ``ErrorModel`` with their ranges and fit data."""
     entry = packaged("simulator.speculation.attention_level", "hit_rates.yaml")["error_model"]
     source = source_words(entry["source"])
     return {name: Parameter(name, source=source, **entry[name]) for name in ErrorModel._fields}

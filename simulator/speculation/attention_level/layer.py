@@ -40,7 +40,7 @@ class LayerTimes:
     exact_s: Seconds
     """Exact attention, its first and last chunk included."""
     window_s: Seconds
-    """From the start of attention until its first and last chunk are done."""
+    """Seconds from the start of attention until its first and last chunk are done."""
     send_s: Seconds
     """One-hop send of the speculative output."""
     verify_s: Seconds
@@ -48,9 +48,9 @@ class LayerTimes:
     sync_s: Seconds
     """Synchronisation at the end of a layer: priority swap, residual swap, KV rows."""
     skip_pre_s: Seconds = 0.0
-    """Launches of the kernels before attention where they are skipped."""
+    """Launch seconds of the kernels before attention if these are skipped."""
     skip_post_s: Seconds = 0.0
-    """Launches of the kernels after attention where they are skipped."""
+    """Launch seconds of the kernels after attention if these are skipped."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -71,8 +71,8 @@ class LayerTimes:
         return self.pre_s + self.exact_s + self.post_s
 
     def rolled_back(self, pre_s: Seconds, post_s: Seconds) -> LayerTimes:
-        """Layer in which some requests of the batch fail and others pass. For those that fail the sender runs the
-        skipped work in ``seconds``; the receiver's work stands for the others. Priced as a hit is."""
+        """Layer in which some requests of the batch fail and others pass. The sender runs the skipped work for the
+        failed ones in ``seconds``; the receiver's work stays valid for the others. It is priced like a hit."""
         pre, post = np.minimum(pre_s, self.pre_s), np.minimum(post_s, self.post_s)
         return replace(self, skip_pre_s=pre, skip_post_s=post)
 
@@ -104,8 +104,8 @@ def hit_seconds(times: LayerTimes, reading: Reading) -> Seconds:
 def miss_seconds(times: LayerTimes) -> Seconds:
     """Seconds of a layer whose speculative output fails: ``n + a + v + d`` in every reading.
 
-    The receiver drops its work at the kernel boundary after the verdict and launches the rest without running it, which
-    ends before the sender's own kernels do.
+    The receiver drops its work at the kernel boundary after the verdict and skips its remaining kernels, which ends
+    before the sender's own kernels do.
     """
     return times.serial_s + times.verify_s + times.sync_s
 
@@ -113,12 +113,12 @@ def miss_seconds(times: LayerTimes) -> Seconds:
 def pass_seconds(times: LayerTimes, hits: Sequence[Outcome], reading: Reading) -> Seconds:
     """Seconds of a pass through ``len(hits)`` equal layers whose outcomes are known.
 
-    Requests that roll back by themselves are modelled in the readings that wait, not in the pipeline.
+    Individual rollback of requests is modelled in the readings that wait, not in the pipeline.
 
     The first layer's pre-kernels have nothing to hide behind, and the last layer has no next one whose kernels could
     run ahead: a pass of L layers in the ``next-attention`` reading holds L - 1 overlaps across layers and one within.
     In the pipeline a hit that starts from idle groups takes ``c = s + x + n + d``; the one after it waits for the group
-    that is still busy with exact attention, ``max(c, b - c)`` with ``b = a + n + 2 d``; and so on in turn.
+    that is still busy with exact attention, ``max(c, b - c)`` with ``b = a + n + 2 d``; and so on.
 
     Raises:
         ForerunError: no layer.
@@ -152,8 +152,8 @@ def expected_pass_seconds(
         times: of a layer.
         hit_rates: chance of each layer to pass with the whole batch.
         reading: when a receiver waits.
-        rolled_back: ``LayerTimes.rolled_back`` for every number of requests that may fail while others pass, with the
-            chance of it in each layer; what is left of 1 are layers in which all fail. Not in the pipeline.
+        rolled_back: ``LayerTimes.rolled_back`` for every number of requests that may fail while others pass, with its
+        probability in each layer; in the remaining cases all fail. Not in the pipeline.
 
     Raises:
         ForerunError: no layer.

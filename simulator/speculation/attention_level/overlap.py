@@ -46,7 +46,7 @@ class _Kind(NamedTuple):
     other_s: FloatArray
     """Seconds of a layer but attention, by tokens of the step."""
     pre_s: FloatArray
-    """The part of it before attention."""
+    """Seconds of the part before attention."""
     kv_bytes: float
     """KV of one token in one layer on one chip."""
 
@@ -60,15 +60,15 @@ _RECENT_KINDS: RecentResults[tuple[StepTimer, dict[tuple[AttentionShape, int | N
 """Each entry keeps its timer, so that the id in the key stays valid."""
 
 _RECENT_DECODES: RecentResults[Any] = RecentResults(32)
-"""Seconds of decode attention, which hit rates and the mechanism's costs leave as they are."""
+"""Cached seconds of decode attention, which do not depend on hit rates or the mechanism's costs."""
 
 
 class SpeculativeAttention:
     """Prices decode attention under attention-level speculation for one model on two groups of chips.
 
-    Layers with a sliding window run one kernel after the other on both groups: there is little to hide. Decodes that
-    share a step with prompt chunks do so too. Both groups need the prompt's KV: they compute half of each chunk and
-    exchange its keys and values layer by layer (``prefill: context-parallel``), or all of it each (``replicated``).
+    Layers with a sliding window run one kernel after the other on both groups: there is little to hide. So do decodes
+    in a step with prompt chunks. Both groups need the prompt's KV: each computes half of every chunk and exchanges keys
+    and values layer by layer (``prefill: context-parallel``), or each computes all of it (``replicated``).
     """
 
     def __init__(self, config: AttentionSpeculationConfig, timer: StepTimer) -> None:
@@ -99,8 +99,8 @@ class SpeculativeAttention:
         self._set(config)
 
     def under(self, *configs: AttentionSpeculationConfig) -> SpeculativeAttention:
-        """The same layers under other hit rates, lambda, S or costs. Under several, the steps that it prices come in as
-        many equal parts, one for each.
+        """The same layers with other hit rates, lambda, S or costs. With several sets of values, priced steps are
+        divided into as many equal parts, one per set.
         """
         other = copy(self)
         other._set(*configs)
@@ -141,7 +141,7 @@ class SpeculativeAttention:
 
     def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
         """Seconds of one layer in which each group sends the other the KV of its prompt tokens. One message each way,
-        nothing of it hidden behind attention."""
+        not hidden behind attention."""
         sent = self._cost("send_s", tokens) + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
         return np.where(tokens > 0, sent, 0.0) if isinstance(tokens, np.ndarray) else sent if tokens else 0.0
 
@@ -156,7 +156,7 @@ class SpeculativeAttention:
     def exposed_parts(
         self, shape: AttentionShape, window: int | None, seqs: Num, query_len: Num, keys: Num
     ) -> tuple[Num, Num]:
-        """The same in two parts: seconds in attention, seconds on the link."""
+        """Exposed seconds in two parts: in attention, on the link."""
         if window is not None:
             return self._kinds[shape, window].layers * self._decode(shape, seqs, query_len, keys), 0.0 * keys
         kind, times = self._kinds[shape, None], self.layer_times(shape, seqs, query_len, keys)
@@ -181,8 +181,8 @@ class SpeculativeAttention:
         return _of_each(self._layer_rates(keys / seqs), whole)
 
     def outcome_change(self, seqs: int, query_len: int, keys: int, failing: IntArray) -> float:
-        """Seconds by which a step with failing sequences in its layers differs from the mean step. Where they do not
-        roll back by themselves, all fail or none."""
+        """Seconds by which a step with failing sequences in its layers differs from the mean step. Without individual
+        rollback, either all sequences fail or none."""
         change = 0.0
         for shape in self.full_attention:
             times = self.layer_times(shape, seqs, query_len, keys)
@@ -279,7 +279,7 @@ class SpeculativeAttention:
 
 
 def _of_each(rates: Sequence[Num], chance: Callable[[Num], Num]) -> list[Num]:
-    """``chance`` of every layer's rate, computed once for those that are the same object."""
+    """``chance`` of every layer's rate, computed once per distinct object."""
     known = {key: chance(rate) for key, rate in {id(rate): rate for rate in rates}.items()}
     return [known[id(rate)] for rate in rates]
 

@@ -22,7 +22,7 @@ SYNC_PARTS = ("priority_swap_s", "residual_swap_s", "kv_rows_s")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One unknown."""
+    """Unknown parameter: its value, range and source."""
 
     name: str
     value: float
@@ -37,7 +37,7 @@ class Parameter:
 
 
 def parameter_file() -> dict[str, Any]:
-    """``parameters.yaml``: costs of the mechanism, and published results with what is not known about them."""
+    """Content of ``parameters.yaml``: costs of the mechanism, and published results with their unknown parameters."""
     return packaged("simulator.speculation.attention_level", "parameters.yaml")
 
 
