@@ -1,4 +1,4 @@
-"""Attention-level speculation as a layout among others: decode steps of scenarios beside each other, with ranges."""
+"""Attention-level speculation compared with other layouts: decode-step times of scenarios, with ranges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DecodeStep(NamedTuple):
     tokens: float
     """Tokens that a sequence gains in the step, bonus token included."""
     fits: bool
-    """True if the KV of the batch fits beside the weights."""
+    """True if the KV of the batch fits in memory next to the weights."""
 
     @property
     def seconds_per_token(self) -> float:
@@ -152,12 +152,11 @@ def lever_gains(
     """Speed-up of ``speculative`` over ``serial``, at each batch size and context.
 
     Args:
-        serial: without attention-level speculation; the fastest of those whose KV fits counts, so that no gain is that
-            over a layout nobody would choose.
+        serial: scenarios without attention-level speculation; the fastest one whose KV fits is the baseline.
         speculative: the scenario with attention-level speculation.
         batches: sequences of a step.
         contexts: tokens that each of them has in the cache.
-        levers: fields of ``attention_speculation`` in place of the scenario's own, once for each list of gains.
+        levers: overrides of ``attention_speculation``; each gives one list of gains.
     """
     cases = list(product(batches, contexts))
     serial_steps = zip(*(each.steps(cases) for each in serial), strict=True)
@@ -179,7 +178,7 @@ def lever_gains(
 
 
 def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[int]) -> Iterator[list[Json]]:
-    """Layouts of the atlas, those together that share chips, model and drafter; levers vary where nothing drafts."""
+    """Layouts of the atlas, grouped by chips, model and drafter; levers vary only without a drafter."""
     for chip, model, count, drafter in product(chips, models, groups, (None, "eagle3")):
         case = {"chip": chip, "model": model, "chips": count}
         chosen = ATLAS_LEVERS if drafter is None else ATLAS_LEVERS[:1]
@@ -189,9 +188,9 @@ def atlas_layouts(chips: Iterable[str], models: Iterable[str], groups: Iterable[
 def atlas_gains(
     cases: Sequence[Mapping[str, Any]], batches: Sequence[int] = ATLAS_BATCHES, contexts: Sequence[int] = ATLAS_CONTEXTS
 ) -> list[Json]:
-    """Cases that differ in lambda and S alone, with their ``gains`` by batch and context or why they are ``refused``.
+    """Cases that differ only in lambda and S, with ``gains`` by batch and context or the reason they are ``refused``.
 
-    Hit rates are those published for gsm8k; the gain is that over the fastest single group of as many chips or fewer.
+    Hit rates are published ones for gsm8k; the gain is relative to the fastest single group of at most as many chips.
     """
     case = cases[0]
     what = (case["chip"], case["model"], case["speculation"])
@@ -217,8 +216,8 @@ ENGINE = {"framework": "vllm", "max_num_seqs": 16, "max_num_batched_tokens": 256
 
 @lru_cache(maxsize=512)
 def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: int) -> StepPricer | str:
-    """One group of chips, or two that speculate at gsm8k's hit rates; in words why not where it is refused. Kept: a map
-    drawn again under another lambda, S or batch builds nothing."""
+    """Build one group of chips, or two that speculate at gsm8k's hit rates; returns the reason if refused. Cached, so
+    that a map under another lambda, S or batch builds nothing."""
     hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
     attention = {"task": "gsm8k"} if groups > 1 else None
     try:

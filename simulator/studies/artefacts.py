@@ -1,7 +1,7 @@
 """Exports of a scenario: engine files, Kubernetes objects, and the benchmark that would confirm a prediction.
 
-Each artefact is a function of the scenario. What a field means stands in its consumer's documentation, named with the
-version it was written for; what the consumer cannot say is a comment in front.
+Each artefact is a function of the scenario. Its fields follow its consumer's documentation, cited with the version;
+settings that the consumer cannot express become a comment at the top.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def dynamo(scenario: Scenario) -> str:
 
 
 def _worker_words(part: Scenario, framework: str) -> list[str]:
-    """Flags of a worker, which are those of the engine's own server."""
+    """Flags of a worker, the same as those of the engine's own server."""
     if framework == "trtllm":
         return ["--model-path", checkpoint_name(part), "--extra-engine-args", "engine.yaml"]
     words = shlex.split(replica_command(framework, part), comments=True)

@@ -1,4 +1,4 @@
-"""The assumed parameters that a scenario's prediction rests on, and the range each may lie in."""
+"""Assumed parameters behind a scenario's prediction, and the range of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIT_RATE = "attention.hit_rate"
 ACCEPTANCE_FACTORS = (0.9, 1.1)
 """Acceptance moves with the task and the prompt: published curves of one drafter differ by some 10 % between tasks."""
 TIME_FACTORS = (0.5, 2.0)
-"""Host, launch and link times that nobody measured: a factor of two either way."""
+"""Range of unmeasured host, launch and link times: a factor of two up or down."""
 EFFICIENCY_FACTORS = (0.85, 1.15)
 """Efficiencies of kernels that were not fitted on the chip: about the spread between fitted chips of one class."""
 ON_CHIP_FACTORS = (0.7, 1.4)
@@ -215,7 +215,7 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
 
 
 def _field(path: str, method: str | None = None) -> Callable[[Scenario, float], Scenario]:
-    """Sets a field of a scenario that has its section, and drafts by ``method``; leaves others as they are."""
+    """Set a field in scenarios that have its section and draft by ``method``; leave other scenarios unchanged."""
 
     def change(scenario: Scenario, value: float) -> Scenario:
         section = getattr(scenario, path.partition(".")[0])

@@ -23,8 +23,8 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM's names of the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
-"""Methods of SGLang that are given the verified tokens alone, the last accepted one included: ``ngram_worker.py`` masks
-so many tokens beside a cache of one less than the sequence; ``speculative_hook.py``, sgl-project/sglang#30261."""
+"""SGLang methods whose flag counts all verified tokens, including the last accepted one: ``ngram_worker.py`` masks so
+many tokens beside a cache of one less than the sequence; ``speculative_hook.py``, sgl-project/sglang#30261."""
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
@@ -41,7 +41,7 @@ def launch_flags(scenario: Scenario) -> dict[str, str]:
 
 
 def trtllm_command(scenario: Scenario, file: str) -> str:
-    """The command of TensorRT-LLM's server, whose fields stand in a file."""
+    """The command of TensorRT-LLM's server; settings go into a file."""
     return f"trtllm-serve {shlex.quote(checkpoint_name(scenario))} --extra_llm_api_options {file}"
 
 
@@ -57,7 +57,7 @@ def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
 
 
 def engine_command(engine: str, scenario: Scenario) -> str:
-    """The command of ``vllm`` or ``sglang``; for pools one line each, under its name, and what stands in front."""
+    """The command of ``vllm`` or ``sglang``, with a preamble; for pools, one line each under its name."""
     if scenario.pools is None:
         return replica_command(engine, scenario)
     parts = pool_scenarios(scenario)

@@ -40,7 +40,7 @@ class Option:
     flag: str = ""
     """Default: the parameter's name, with ``--no-`` where it is a switch that is on by default."""
     text: Any = None
-    """Type of what is typed; default: the parameter's own type."""
+    """Type of the option's value on the command line; default: the parameter's own type."""
     unset: Callable[[Any], Any] | None = None
     """The value from the scenario's path where the option is not given; default: the parameter's default."""
     repeated: bool = True
@@ -67,7 +67,7 @@ Values = Annotated[
 
 
 class Mode(NamedTuple):
-    """Arguments that leave other options without an effect: those are refused."""
+    """Arguments under which other options have no effect and are refused."""
 
     words: str
     """Option that chooses it, such as ``with --replay``."""
@@ -78,7 +78,7 @@ class Mode(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyCommand:
-    """Facts that a command needs of a study beside its signature."""
+    """Facts about a study that its command needs in addition to the signature."""
 
     name: str
     function: Callable[..., Any]
@@ -106,12 +106,12 @@ class StudyCommand:
 
     @property
     def options(self) -> dict[str, Parameter]:
-        """Parameters that are options of the command, also where ``annotations`` of ``__future__`` made them texts."""
+        """Parameters that are options of the command, also with annotations that ``__future__`` turned into text."""
         shape = {name: _evaluated(one, self.function) for name, one in signature(self.function).parameters.items()}
         return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
 
     def unused(self, arguments: Mapping[str, object]) -> dict[str, str]:
-        """Parameters without an effect under ``arguments``, and what makes them so."""
+        """Parameters without an effect under ``arguments``, each with the argument that disables it."""
         return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
 
     def check_bounds(self, arguments: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ Document = Json
 
 
 Need = Literal["summary", "document"]
-"""Part of a run that a study reads: its summary, or all of it."""
+"""Part of a run that a study reads: the summary, or the whole run."""
 NEEDS = get_args(Need)
 
 

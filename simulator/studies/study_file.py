@@ -56,7 +56,7 @@ class Range:
 
 
 Values = tuple[Any, ...] | Range
-"""Values, or a range of them, over which a field is varied."""
+"""Values, or a range of values, of a varied field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = 
 
 
 def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dict[str, str]:
-    """``WORD=VALUE,...`` as a mapping; nothing is an empty one."""
+    """Parse ``WORD=VALUE,...`` into a mapping; empty text gives an empty mapping."""
     parts = [part.partition("=") for part in text.split(",")] if text.strip() else []
     pairs = {word.strip(): text_value.strip() for word, _, text_value in parts}
     if len(pairs) < len(parts) or not all(pairs) or not all(pairs.values()):
@@ -199,7 +199,7 @@ def checked_values(values: Any, place: str) -> tuple[Any, ...]:
 
 
 def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: Path | None = None) -> Scenario:
-    """``scenario`` with values set by dotted path; file names in them count from ``folder``, then from here."""
+    """``scenario`` with values set by dotted path; file names are relative to ``folder`` or the working folder."""
     if not settings:
         return scenario
     data = with_settings(scenario.model_dump(exclude_unset=True), settings, place + ":")
@@ -214,7 +214,7 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
 
 
 def field_words(path: str) -> str:
-    """The last word of a dotted path in words, e.g. ``max num seqs``; it is a heading beside values."""
+    """The last part of a dotted path in words, e.g. ``max num seqs``, as a column heading."""
     return short_names([path])[0].replace("_", " ")
 
 
@@ -417,7 +417,7 @@ def design_points(
 
 
 def at(values: Values, share: float) -> Any:
-    """The value that lies at ``share`` in [0, 1) of a list or a range."""
+    """The value at position ``share`` in [0, 1) of a list or a range."""
     if not isinstance(values, Range):
         return values[min(floor(share * len(values)), len(values) - 1)]
     low, high = values.low, values.high

@@ -96,7 +96,7 @@ class Deployment:
             )
 
     def runs_kernels_of(self, other: Deployment) -> bool:
-        """True if its steps run the same kernels as those of ``other``: the two may differ only in host costs."""
+        """True if steps run the same kernels as under ``other``: the two may differ only in host costs."""
         equal = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
         return all(equal) and self.framework.runs_kernels_of(other.framework)
 
@@ -107,8 +107,8 @@ class Deployment:
 
     @property
     def passes(self) -> ElementwiseKernels:
-        """Memory-bound kernels of a layer: those of the engine on GPUs, or of the chip's fitted engine. Other chips
-        were fitted without them."""
+        """Memory-bound kernels of a layer: the engine's on GPUs, or those of the chip's fitted engine. Other chips were
+        fitted without such kernels."""
         return self.framework.passes if self._on_gpu or self.framework.fixed_batch else ElementwiseKernels()
 
     @property
@@ -117,13 +117,13 @@ class Deployment:
 
     @property
     def norms_in_reductions(self) -> bool:
-        """True if norms are part of the all-reduces before them: these need one where no attention group is alone."""
+        """True if norms are fused into the preceding all-reduces, which needs TP above 1 and one attention group."""
         reduced = self.tensor_parallel > 1 and self.attention_data_parallel == 1
         return self.framework.norms_in_reductions and self._on_gpu and reduced
 
     @property
     def shared_overlap_tokens(self) -> int:
-        """Tokens up to which shared experts run beside the routed ones: in captured graphs alone."""
+        """Tokens up to which shared experts overlap routed ones; only in captured graphs."""
         captured = self.framework.max_captured_tokens if self.cuda_graphs and self._on_gpu else 0
         return min(captured, self.framework.shared_overlap_tokens)
 
@@ -180,7 +180,7 @@ class Deployment:
 
     @property
     def homes(self) -> tuple[Deployment, ...]:
-        """The model's layers by the chip that runs them, in order, this one's last; itself where it runs them all."""
+        """Deployments of the model's layers by chip in order, this chip's last; only this one if it runs all."""
         if not self.other_devices:
             return (self,)
         first, stages = 0, []
@@ -243,7 +243,7 @@ class Deployment:
         return [self._slice(tensor) for tensor in self._as_run(mixer.tensors(self.architecture.hidden_size))]
 
     def _as_run(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Matrices as the engine multiplies by them: an index's keys and head weights together where it joins them."""
+        """Matrices in the engine's form: an index's key and head-weight matrices are one if the engine fuses them."""
         keys = 0
         for tensor in tensors:
             if tensor.name == INDEX_KEYS and self.framework.joins_index_keys:
@@ -291,7 +291,7 @@ class Deployment:
     def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:
         """Token-mixing kernel shapes of a layer on one chip, each with the window of the keys that it reads.
 
-        A layer whose index chooses keys has two: the index over every key, attention over those within reach.
+        A layer whose index chooses keys has two: the index over every key, and attention over the chosen ones.
         """
         if isinstance(mixer, Attention | SharedKvAttention):
             attention = mixer if isinstance(mixer, Attention) else mixer.attention
@@ -392,7 +392,7 @@ class Deployment:
 
     @property
     def mixing_layers(self) -> dict[tuple[MixingShape, int | None], int]:
-        """Layers by the shape and window of what mixes their tokens."""
+        """Number of layers by shape and window of their token mixer."""
         merged: dict[tuple[MixingShape, int | None], int] = {}
         for mixer, count in self._mixers:
             for kind in self.mixing(mixer):
@@ -403,8 +403,8 @@ class Deployment:
         """Recurrent state of one sequence on ONE chip, all layers; unfinished compressed entries lie on every chip.
 
         Args:
-            drafted: tokens that a step verifies beside the one it decodes: a recurrence keeps its state after each, to
-                roll back to (unfinished entries are projections of single tokens, which are dropped one by one).
+            drafted: draft tokens that a step verifies: a recurrence keeps its state after each token, to roll back to
+            (unfinished entries are projections of single tokens, which are dropped one by one).
         """
         return sum(
             count
@@ -448,8 +448,8 @@ class Deployment:
     def cached_kv_bytes_per_token(self) -> float:
         """KV bytes on ONE chip of every further token of a sequence, in layers that attend to all of it.
 
-        Layers with a window keep its tokens only (``windowed_kv_bytes``). A model whose layers all have a window is
-        charged for all of them, as if nothing were dropped.
+        Layers with a window keep only the window's tokens (``windowed_kv_bytes``). A model in which every layer has a
+        window is charged for all layers, as if nothing were dropped.
         """
         return sum(size for window, size in self._kv_by_window() if window is None) or self.kv_bytes_per_token
 
@@ -533,7 +533,7 @@ class Deployment:
 
 
 def _marked(group: LayerGroup) -> LayerGroup:
-    """Layers whose experts, where they have any, run on another device."""
+    """Mark the layers so that their experts, if any, run on another device."""
     mlp = group.layer.feed_forward
     if not isinstance(mlp, MoeMlp):
         return group

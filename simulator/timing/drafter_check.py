@@ -20,7 +20,7 @@ PROMPT_TOKENS = 100
 def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
     """Check a drafter against all rules that the engine relies on, on small steps of each kind.
 
-    Checked are: that costs and memory are finite and not negative, that a step without work costs nothing, that its
+    The checks: that costs and memory are finite and not negative, that a step without work costs nothing, that its
     parts are the same for numbers, for a run of decode steps and for arrays, that more sequences and longer contexts
     never cost less, that a shorter chain never costs more where it can be requested, and that a drafter on the host
     holds no chip memory and runs no pass.

@@ -164,8 +164,7 @@ class Drafter(DraftMemory, Protocol):
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """Parts that the drafter runs in one step, or in each of many. The list is the same for numbers and for arrays.
-
-        ``work`` is the target's step: ``query_len`` counts the verified tokens and the one before them.
+        ``work`` is the target's step: ``query_len`` counts the draft tokens and the last certain one.
         """
 
 
@@ -181,7 +180,7 @@ class AdjustableDrafter(Drafter, Protocol):
 
 
 def drafting_sequences(work: StepWork[Num]) -> Num:
-    """Sequences for which tokens are proposed at the end of a step: those that decode, and completed prompts."""
+    """Sequences for which tokens are proposed at the end of a step: decoding ones and completed prompts."""
     return work.decode_seqs + work.sampled_prefills
 
 
@@ -196,7 +195,7 @@ class HostOverhead:
     per_sequence_s: float = 0.0
     """Per drafting sequence and step."""
     sequence_pass_s: float = 0.0
-    """For each pass of each drafting sequence."""
+    """Host seconds for each pass of each drafting sequence."""
 
     def part(self, drafting: Num, forwards: Num) -> Part:
         """Host work of ``forwards`` passes in a step in which ``drafting`` sequences draft (an array for many
@@ -320,7 +319,7 @@ class SequentialDrafter:
     """Projection of the target's hidden states, by tokens of the first pass."""
     separate_modules: bool = False
     longest_accepted: int | None = None
-    """Most draft tokens that the step itself can have accepted; default: ``depth``."""
+    """Maximum draft tokens that the step itself can accept; default: ``depth``."""
     fused_hidden_states: int = 0
     """Hidden states of the target, of layers all over it, that ``fusion`` projects."""
     reads_target_cache: bool = False
@@ -388,7 +387,7 @@ class SequentialDrafter:
 
     @property
     def longest_path(self) -> int:
-        """Most draft tokens that the step itself can have accepted."""
+        """Maximum draft tokens that the step itself can accept."""
         return self.depth if self.longest_accepted is None else self.longest_accepted
 
     @property
@@ -501,7 +500,7 @@ class HeadsDrafter:
     target: Deployment
     num_heads: int
     max_seqs: int
-    """Most sequences that draft in one step."""
+    """Maximum number of sequences that draft in one step."""
     residual_blocks: int = 1
     dtype: str = "bf16"
     overhead: HostOverhead = NO_OVERHEAD
@@ -557,7 +556,7 @@ class HostDrafter:
     step_s: float
     per_sequence_s: float
     per_context_token_s: float = 0.0
-    """For methods that scan the whole context in every step."""
+    """Host seconds per context token, for methods that scan the whole context in every step."""
     windows: tuple[int | None, ...] = field(init=False, default=(None,))
     pass_tokens: tuple[int, ...] = field(init=False, default=())
     runs_on: Literal["device", "host"] = field(init=False, default="host")
@@ -576,17 +575,16 @@ class HostDrafter:
         return self if count else HostDrafter(0.0, 0.0)
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
-        """Nothing: the context lies on the host."""
+        """No cost: the context is on the host."""
         yield from ()
 
 
 @dataclass(slots=True)
 class RemoteDrafter:
-    """A draft model or head beside the target: tokens go over, draft tokens come back, one message each way.
-
-    A step sends the ids of its tokens, and with them ``state_bytes`` of hidden states for each where the drafter reads
-    the target's; the drafter answers with the ids of what it proposes. Draft probabilities stay where they are (greedy
-    drafts, as vLLM's and SGLang's). FLOPs and bytes of its kernels are not the target's and are left out.
+    """A draft model or head on other chips: tokens are sent, draft tokens come back, one message each way. A step sends
+    its token ids, plus ``state_bytes`` of hidden states per token if the drafter reads the target's; the drafter
+    returns the ids of its proposal. Draft probabilities are not sent (greedy drafts, as in vLLM and SGLang). FLOPs and
+    bytes of its kernels are not the target's and are left out.
     """
 
     inner: SequentialDrafter | ParallelDrafter
@@ -659,7 +657,7 @@ class AdjustedDrafter:
 
     Args:
         drafter: the drafter, which proposes ``most`` tokens.
-        most: draft tokens of its full proposal (the depth, of a tree).
+        most: draft tokens of its full proposal (for a tree, the depth).
         follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
         switch_s: host seconds of each change of the number of draft tokens.
         step_s: host seconds of every step that the policy governs, whether or not it drafts.

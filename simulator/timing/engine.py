@@ -61,14 +61,14 @@ class ModelTimer:
     """The drafter under a policy that chooses its draft tokens; None without such a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
-    """Attention windows of the target, then those that only the drafter has."""
+    """Attention windows of the target, then windows that only the drafter has."""
     recordings: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     """Recordings of the compiled engine (``simulator.serving.recording.recorded``)."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
     """Index of each of the drafter's windows in ``windows``; None if both are equal."""
 
     _overlap: float = field(init=False, default=0.0)
-    """Share of the drafting that runs beside the target's pass."""
+    """Share of the drafting that overlaps the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
     _per_prompt_s: float = field(init=False)
@@ -147,7 +147,7 @@ class ModelTimer:
     def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
         """The kernels of one step, as arrays of length one: those of the target, then those of the drafter.
 
-        Host work around them is left out, the drafter's own included: ``costs`` says how much of it is exposed.
+        Host work is left out, including the drafter's: ``costs`` returns its exposed part.
         """
         work = self.slowest(work)
         target = list(self.target.kernels(self.scored(work)))
@@ -300,7 +300,7 @@ class PipelineTimer(ModelTimer):
     output; earlier ones send them to the last stage beside the later stages' work (vllm-project/vllm#50514, vLLM 0.28).
     """
     _sending: tuple[tuple[Kernel, int], ...] = field(init=False)
-    """Sends by tokens, and how many stages send as much: those before the last two, and the last but one."""
+    """P2P sends by tokens, each with its number of stages: all before the last two, and the last but one."""
     _sent_s: tuple[ByCount, ByCount] = field(init=False)
     """Seconds of the same."""
 

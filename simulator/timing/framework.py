@@ -29,9 +29,9 @@ class ElementwiseKernels(BaseModel):
 
     rotary: int = Field(default=1, ge=0)
     qk_norm: int = Field(default=1, ge=0)
-    """Norms of queries and keys, where an architecture has them."""
+    """Kernels for norms of queries and keys, if an architecture has such norms."""
     latent_norm: int = Field(default=0, ge=0)
-    """Norms of MLA's latents: of the cached one, and of the queries' where they are compressed."""
+    """Kernels for norms of MLA's latents: the cached one, and the queries' if these are compressed."""
     kv_write: int = Field(default=0, ge=0)
     expert_choice: int = Field(default=0, ge=0)
     shared_sum: int = Field(default=0, ge=0)
@@ -55,7 +55,7 @@ WIDE = 4
 NORMS = 2
 """Norms of a layer that ``kernels_per_layer`` counts."""
 TILE = 32
-"""Least rows of a product, and of an activation on its way to other chips, on chips with matrix tiles."""
+"""Minimum rows of a product and of an activation sent to other chips, on chips with matrix tiles."""
 
 
 class Framework(BaseModel):
@@ -74,10 +74,10 @@ class Framework(BaseModel):
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer that chooses or compresses the keys which it reads."""
     fp8_experts_s: dict[str, float] = Field(default_factory=dict)
-    """By name of the chip: time of a layer's FP8 experts beyond that of their products, in every step."""
+    """By chip name: seconds per layer and step of FP8 experts in addition to their products."""
     eager_launch_s: float = Field(ge=0)
     uncompiled_launch_s: float = Field(default=0.0, ge=0)
-    """Host time per kernel where graphs are switched off, and compilation with them; where longer than the other."""
+    """Host time per kernel if graphs, and so compilation, are switched off; used if longer than ``eager_launch_s``."""
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
@@ -88,7 +88,7 @@ class Framework(BaseModel):
     joins_index_keys: bool = False
     """True if an index's keys and the weights of its heads are one product, widened to the model's own format."""
     shared_overlap_tokens: int = Field(default=0, ge=0)
-    """Tokens up to which a step's shared experts run on a stream of their own beside the routed ones; 0: after them."""
+    """Tokens up to which a step's shared experts run on their own stream, in parallel to routed ones; 0: after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """Unit of the captured sizes."""
     captured_steps: Literal["all", "decode"] = "all"
@@ -126,9 +126,9 @@ class Framework(BaseModel):
     group_choice: Literal["fewest", "round-robin"] = "fewest"
     """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
     dp_wait_limit_steps: int = Field(default=0, ge=0)
-    """Most steps that a prompt waits until every attention group has one."""
+    """Maximum steps that a prompt waits until every attention group has one."""
     divides_limits: bool = False
-    """True if limits on sequences and tokens are those of all attention groups together."""
+    """True if limits on sequences and tokens apply to all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
     """Part of the host work of a step that asynchronous scheduling runs beside the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
@@ -138,9 +138,9 @@ class Framework(BaseModel):
     """Verification of draft tokens: as several queries of one sequence, or each as a sequence. The latter reads the
     whole context again (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
-    """Sequences of a draft pass: all of them, or each has passes of its own (slots of llama.cpp)."""
+    """Sequences of a draft pass: all together, or one each (slots of llama.cpp)."""
     recurrent_drafts: Literal["batched", "per-sequence"] = "batched"
-    """Passes of a model with recurrent states beside a drafter: one for all sequences, or one each."""
+    """Passes of a recurrent-state model that has a drafter: one for all sequences, or one each."""
     fixed_batch: bool = False
     """True if a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
     slots: int = Field(default=0, ge=0)
@@ -159,11 +159,11 @@ class Framework(BaseModel):
     samples_on: Literal["host", "device"] = "host"
     """Place of sampling on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
     prefill_chunk_tokens: int = Field(default=0, ge=0)
-    """Tokens of a prompt that lie in activations at once; 0 = all of a step's."""
+    """Prompt tokens held in activations at once; 0 = all tokens of a step."""
     max_kv_tokens: int = Field(default=0, ge=0)
-    """Most tokens of all sequences for which KV is allotted, per replica; 0 = as many as fit."""
+    """Maximum tokens of all sequences for which KV is allocated, per replica; 0 = as many as fit."""
     engine_defaults: dict[str, Any] = Field(default_factory=dict)
-    """Fields of ``engine`` that differ from a scenario's defaults where they are not set."""
+    """Fields of ``engine`` whose default differs from the scenario's usual default."""
     weights_dtype: dict[str, str] | None = None
     """Format of each part in which it stores weights where ``weights_dtype`` is not set; None: the checkpoint's."""
     kv_cache_dtype: str | None = None
@@ -238,10 +238,9 @@ class Framework(BaseModel):
         return self.model_copy(update={"per_sequence_s": self.per_sequence_s + vocabulary * self.sorted_logit_s})
 
     def scheduled(self, asynchronous: bool | None) -> Framework:
-        """Variant with asynchronous scheduling, beside the device, or without it; None: the engine's default.
-
-        Beside the device a step lasts at least as long as its scheduling, and an arrival waits one step longer;
-        otherwise every step waits for it.
+        """Variant with or without asynchronous scheduling; None: the engine's default. Asynchronous: a step lasts at
+        least as long as its scheduling, and an arrival waits one step longer. Synchronous: every step waits for its
+        scheduling.
         """
         if asynchronous is None or asynchronous == self.schedules_ahead:
             return self
@@ -374,7 +373,7 @@ class DraftOverhead(BaseModel):
     pass_s: float = Field(default=0.0, ge=0)
     """Per sequential pass."""
     per_sequence_s: float = Field(default=0.0, ge=0)
-    """Per drafting sequence and step; of a look-up on the host, its own time."""
+    """Host seconds per drafting sequence and step; for a look-up on the host, the look-up's time."""
     sequence_pass_s: float = Field(default=0.0, ge=0)
     """Per drafting sequence and sequential pass: its token verified and sampled again where it is refused."""
     per_context_token_s: float = Field(default=0.0, ge=0)
@@ -385,7 +384,7 @@ class DraftOverhead(BaseModel):
     policy_step_s: float = Field(default=0.0, ge=0)
     """Per step under a policy that may change K, whether or not the step drafts."""
     policy_sequence_s: float = Field(default=0.0, ge=0)
-    """The same per sequence of such a step."""
+    """Host seconds per sequence of a step that a policy governs."""
     budget_step_s: float = Field(default=0.0, ge=0)
     """Per step whose draft tokens are chosen by their confidence."""
     source: Source

@@ -15,7 +15,7 @@ from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
 
 ANY = 1 << 40
-"""Number of pages, practically unlimited, of a chip whose layers cache nothing."""
+"""Number of pages, practically unlimited, for a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
 """Ratio of the commoner to the rarer kind of layer below which a group counts the commoner."""
 
@@ -48,7 +48,7 @@ class MemoryPlan:
 
     @property
     def split(self) -> dict[str, float]:
-        """Bytes on that chip by what holds them: weights, drafter, KV, index keys, recurrent state, activations."""
+        """Bytes on that chip by use: weights, drafter, KV, index keys, recurrent state, activations."""
         tokens = self.num_blocks // self.groups * self.block_size
         index = tokens * self.index_bytes_per_token
         return {
@@ -67,7 +67,7 @@ class HybridPages(NamedTuple):
     tokens: int
     """Tokens whose keys one layer's page holds."""
     group_bytes: float
-    """A page in every layer of a group: what one entry of a block table stands for."""
+    """Bytes of a page in all layers of a group: one entry of a block table."""
     caching_groups: int
     """Groups of layers that cache keys: a sequence takes a page for every ``tokens`` tokens in each."""
     state_groups: int
@@ -133,11 +133,10 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
 def fit_separate_processes(
     memory: MemoryPlan, drafter: RemoteDrafter, *, gpu_memory_utilization: float, max_tokens: int
 ) -> MemoryPlan:
-    """The plan with no more blocks than a drafter on its own chips has KV for.
+    """The plan, limited to the number of blocks for which a drafter on its own chips has KV memory.
 
     Args:
-        memory: of the target's chips.
-        drafter: on its own.
+        memory: plan of the target's chips. drafter: the drafter on its own chips.
         gpu_memory_utilization: share of their memory that the engine may use.
         max_tokens: most tokens of one pass.
 
@@ -175,8 +174,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
-    The pipeline stage with the least room decides for all stages. Each attention group has blocks of its own; they
-    are counted together. Limits, and a measured count, are those of one group, as each prints its own.
+    The pipeline stage with the least room decides for all stages. Blocks of all attention groups are counted together.
+    Limits, and a measured count, are for one group, as each group logs its own.
 
     Args:
         deployment: the whole model.
@@ -223,8 +222,8 @@ def advice(unused: float, left: float, block: float, weights: float, draft_weigh
     """Advice on what to change so that a model fits its chips.
 
     Args:
-        unused: bytes of the chip that weights, drafter, activations and states leave.
-        left: bytes of those that the engine may use for KV blocks.
+        unused: bytes of the chip left by weights, drafter, activations and states. left: the part of ``unused`` that
+        the engine may use for KV blocks.
         block: bytes of one KV block.
         weights, draft_weights: bytes on a chip.
     """
@@ -314,9 +313,8 @@ def window_bytes(
     """KV bytes on one chip set aside for layers with a window.
 
     Every sequence that runs keeps its window and a block that is being filled; the step's own tokens stay until it
-    ends. As many sequences count as may run. Where all of that is more than the windows' share of sequences just as
-    long as the widest window, it is that share: contexts shorter than the window drop nothing, so they get as many
-    blocks as if no layer had one.
+    ends. The number of sequences is the maximum. The result is at most the windows' share for sequences exactly as long
+    as the widest window: shorter contexts drop nothing, so they get as many blocks as without windows.
 
     Args:
         deployment: the model.

@@ -11,14 +11,13 @@ from hwprofiles import Chip, KernelLibrary, KernelTime, Link
 from hwprofiles.formulas import Num
 
 STREAMED_ROWS = 32
-"""Rows from which a card computes products with weights in host memory, after copying those to the card.
+"""Rows from which a card computes products with weights in host memory, after copying the weights to the card.
 
 Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``); ``--no-op-offload`` turns it off."""
 
 
 class OtherDevice(NamedTuple):
-    """Layers that another chip runs. Whole ones, before those of the deployment's own chip, or the experts of its first
-    ones."""
+    """Layers that another chip runs: whole layers before the own chip's, or the experts of the first layers."""
 
     chip: Chip
     kernels: KernelLibrary
@@ -28,7 +27,7 @@ class OtherDevice(NamedTuple):
 
 
 class HostKernels(KernelLibrary):
-    """Kernels of a host's cores, beside a card that fetches the weights of products of many rows and computes those.
+    """Kernels of a host's cores; a card fetches the weights and computes products with many rows instead.
 
     Args:
         host: kernels of the host.

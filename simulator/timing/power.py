@@ -20,8 +20,8 @@ def full_power_s(seconds: FloatArray, bound_s: FloatArray, arithmetic_s: FloatAr
 
     Args:
         seconds: of each step.
-        bound_s: part of it in kernels that compute or memory bound; launches, links and host leave them idle.
-        arithmetic_s: what the FLOPs of the step take at the chip's dense peak.
+        bound_s: part of ``seconds`` in kernels bound by compute or memory, without launches, links and host work.
+        arithmetic_s: seconds of the step's FLOPs at the chip's dense peak.
     """
     shares = _shares()
     drawn = shares["at_work"] * seconds + shares["kernels"] * bound_s + shares["arithmetic"] * arithmetic_s

@@ -1,4 +1,4 @@
-"""Releases of engines against those that constants were fitted on, and the age of a model."""
+"""Comparison of an engine's release with the releases that constants were fitted on, and the age of a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from forerun.yaml_files import packaged
 
 BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
-"""Relation of an engine's build to the fits. Among their releases, before or after them, out less than ``TUNING``
-months after the model that it serves, or unknown."""
+"""Relation of an engine's build to the fitted releases. Among, before or after them, released less than ``TUNING``
+months after its model, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
 DATED = r"(20\d\d)-?(0[1-9]|1[0-2])"
 """Year and month in the name of a build."""

@@ -59,8 +59,8 @@ BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
 ROWS_TOGETHER = 32
 STEPS_PER_BLOCK = 128
-"""Steps for each block of a ``DecodeTable`` from which many steps are priced by it. One block costs as much as 1,000 of
-them, unless single steps were priced by it before."""
+"""Steps per block of a ``DecodeTable`` from which many steps are priced by the table. A new block costs as much as
+1,000 steps."""
 EXTRAPOLATED = 1
 
 
@@ -101,7 +101,7 @@ class DecodeTable:
         self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
         """Cell width, and values at the cell ends: NaN where none was requested."""
         self._blocks: dict[tuple[int, int, int], FloatArray] = {}
-        """Values at the ends of a block's cells for ``ROWS_TOGETHER`` like batches, by the first of these, queries and
+        """Values at the ends of a block's cells for ``ROWS_TOGETHER`` consecutive batches, by first batch, queries and
         block."""
 
     def __call__(self, seqs: int, query_len: int, keys: Num) -> Num:
@@ -244,7 +244,7 @@ class CallBlock(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """A step as one attention group computes it: the slowest of them."""
+    """A step as the slowest attention group computes it."""
 
     work: StepWork[Num]
     tokens: Num
@@ -252,7 +252,7 @@ class GroupStep(NamedTuple):
     turns: Num
     """Prompts computed one after the other; ``work`` holds the mean one."""
     all_group_tokens: Num
-    """Tokens of all groups together; those of this one where no experts are shared."""
+    """Tokens of all groups together; only this group's if no experts are shared."""
     expert_tokens: Num
     """Tokens that experts shared by the groups compute."""
 
@@ -277,7 +277,7 @@ class StepTimer:
     max_tokens: int
     """Largest number of tokens in a step."""
     windows: tuple[int | None, ...] = ()
-    """Attention windows of the work to price; default: those of the model (a pipeline stage may lack some)."""
+    """Attention windows of the work to price; default: the model's windows (a pipeline stage may lack some)."""
     like: StepTimer | None = None
     """Timer of the same kernels with other host costs or largest steps, whose tables are reused."""
     tracked_windows: tuple[int | None, ...] = field(init=False, compare=False)
@@ -308,7 +308,7 @@ class StepTimer:
     _decode_graphs: bool = field(init=False, compare=False)
     """True if steps with prompt chunks run outside captured graphs, whatever their size."""
     _prompt_sizes: ByCount | None = field(init=False, compare=False, default=None)
-    """Tokens computed for a prompt, by its length, where they are computed one after the other."""
+    """Tokens computed for a prompt, by its length, if prompts are computed one after the other."""
     _by_sequence: StepTimer | None = field(init=False, compare=False, default=None)
     _floor_s: float = field(init=False, compare=False)
     """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat. It also reads the
@@ -373,8 +373,8 @@ class StepTimer:
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         """The kernels of many steps in the order in which they run, layer kinds one after the other.
 
-        Host work and drafters are left out. Of several attention groups the slowest is meant, with the useful work of
-        the mean one.
+        Host work and drafters are left out. With several attention groups, these are the slowest group's kernels with
+        the mean group's useful work.
 
         Args:
             work: the steps, as arrays of equal length.
@@ -449,8 +449,8 @@ class StepTimer:
         return total if self._prompt_sizes is None else step.turns * total
 
     def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
-        """One layer without token mixing, for each token count in ``tokens``, collectives included; no experts where
-        attention groups share them."""
+        """One layer without token mixing, for each token count in ``tokens``. Collectives are included, experts are not
+        if attention groups share them."""
         home = self.deployment
         block = CallBlock(home, layer_calls(home, layer, tokens), after=reduction_calls(home, layer, tokens))
         return _summed([block], len(tokens))

@@ -21,7 +21,7 @@ WORK_SCALARS = (
 )
 """Fields of ``StepWork`` that are one number, in the order of ``StepWork.numbers``."""
 WORK_BY_WINDOW = ("prefill_pairs", "prefill_kv_tokens", "sampled_kv_tokens", "decode_kv_tokens")
-"""Fields with a number for each attention window, which follow them."""
+"""Fields with one number per attention window; they come after the scalar fields."""
 
 
 def work_numbers(windows: int) -> int:
@@ -61,8 +61,8 @@ class StepWork(NamedTuple, Generic[Number]):
     tail_kv: Num = 0
     """``longest_kv`` less the mean context of the ``tracked_longest`` longest sequences."""
     dp_imbalance: Num = 0.0
-    """Tokens of all attention groups over those counted here, where the work is that of the slowest group alone; 0: it
-    is the work of all groups together."""
+    """Ratio of all attention groups' tokens to the slowest group's, if the work is the slowest group's; 0: it is the
+    work of all groups together."""
     trimmed: Num = 0
     """Tokens by which ``decode_seqs * query_len`` exceeds the verified ones; less than ``decode_seqs``. Not 0 where
     sequences verify unequal numbers of draft tokens."""
@@ -312,7 +312,7 @@ def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, cont
 def usual_steps(
     windows: tuple[int | None, ...], query_len: int, most_seqs: int, most_tokens: int
 ) -> StepWork[IntArray]:
-    """Two steps that stand for a deployment before anything has run: a fresh prompt, and a batch that decodes.
+    """Two typical steps of a deployment before anything has run: a fresh prompt, and a decoding batch.
 
     Args:
         windows: attention windows of the model.

@@ -19,7 +19,7 @@ from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, Ses
 from traces import PrefixHashes, RequestTable
 
 SESSION_DRAWS = 4096
-"""Draws of the turns of a conversation that stand for their distribution."""
+"""Number of draws that represent the distribution of turns per conversation."""
 BYTES_PER_REQUEST = 450
 """Bytes of memory per request, from trace row to record; measured on four million requests."""
 BYTES_PER_HASH = 40
@@ -28,7 +28,7 @@ LARGE_FILE = 100 << 20
 """Bytes from which a trace's memory is estimated from its first ``FIRST_ROWS`` requests before it is read whole."""
 FIRST_ROWS = 1000
 MOST_CUT = 0.9
-"""Share of the mean of a lognormal distribution below which a note says what its ``max`` leaves of it."""
+"""Share of a lognormal's mean below which a note reports the mean that its ``max`` leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RequestStream:
     """Prefix hashes, which show requests that start with the same tokens; None where the trace has none."""
     notes: tuple[str, ...] = ()
     answers_hashed: bool = False
-    """True if ``prefix_hashes`` go on through the answers; they then cover whole blocks alone."""
+    """True if ``prefix_hashes`` also cover the answers; they then cover whole blocks only."""
     follows: IntArray | None = None
     """Pairs of requests (waited for, waiting), the first before the second. A request arrives when all that it waits
     for have ended; None where requests do not wait for each other."""
@@ -80,7 +80,7 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
     """All requests of a run.
 
     Arrival times, input lengths and output lengths are drawn from three independent streams of ``seed``, so that a
-    change of one leaves the others as they were (common random numbers).
+    change of one leaves the others unchanged (common random numbers).
 
     Raises:
         ForerunError: the trace has no arrival times and no other process is given; arrivals take too long to simulate;
@@ -276,9 +276,8 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
 
 
 def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
-    """Seconds from the last end of those that a request waits for to its arrival (tools, users).
-
-    As recorded where the trace has the times, else its think time; 0 where it tells neither."""
+    """Seconds from the end of a request's last predecessor to its arrival (tools, users). From the trace's times, else
+    its think time, else 0."""
     before, waiting = follows.T
     think_s = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
     if table.arrival_s is None or table.measured_e2e_s is None:

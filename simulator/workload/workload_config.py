@@ -153,7 +153,7 @@ class SessionsConfig(Section):
 
 
 class SpeculativeToolsConfig(Section):
-    """Tool calls guessed before the turn that asks for them has ended, for requests that wait for others.
+    """Tool calls guessed before the turn that requests them has ended, for requests that wait for others.
 
     The pause before such a request is its tool's time. A right guess starts the tool early, so the request arrives when
     tool and turn have both ended; a wrong one is cancelled at the end of the turn, and the right tool starts then.
@@ -166,7 +166,7 @@ class SpeculativeToolsConfig(Section):
 
 
 ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
-"""Noun of what arrives, by the unit of its rate."""
+"""Noun for arrivals, by the unit of their rate."""
 
 
 def rate_unit(workload: Mapping[str, object]) -> str:
@@ -194,9 +194,9 @@ class WorkloadConfig(Section):
     """Priorities drawn with equal chance for each request (each session); lower goes first under ``engine.scheduler:
     priority``. Default: all have 0."""
     sessions: SessionsConfig | None = None
-    """Conversations of several turns; default: every request stands alone."""
+    """Conversations of several turns; default: independent requests."""
     speculative_tools: SpeculativeToolsConfig | None = None
-    """Tool calls that start before the turn that asks for them has ended; default: none does."""
+    """Tool calls that start before the turn that requests them has ended; default: none."""
     trace: str | None = None
     """Path or catalogue name of a request trace."""
     format: str = "auto"

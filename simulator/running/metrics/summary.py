@@ -181,7 +181,7 @@ REFUSED = 0.01
 
 
 def most_refused(statistic: str) -> float:
-    """Share of refused requests from which a limit on a statistic is missed; for a high percentile, the share beyond.
+    """Share of refused requests above which a limit on a statistic is missed; for a high percentile, the share beyond.
 
     >>> most_refused("p95"), most_refused("mean")
     (0.05, 0.01)

@@ -46,10 +46,10 @@ def compare(
     jobs: Jobs = None,
     progress: ProgressCall | None = None,
 ) -> "CompareResult":
-    """Run every variant on the same seeds and say how they differ from the first.
+    """Run every variant on the same seeds and compare each with the first.
 
-    Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so the difference of
-    two variants is freed from most of the noise of either.
+    Seed n gives every variant the same arrivals, lengths and acceptance draws, request by request, so most of the noise
+    cancels in the difference of two variants.
 
     Args:
         scenarios: a scenario or study (or its file) of which fields vary; or a list of scenarios, or scenarios by

@@ -76,7 +76,7 @@ AUTOMATIC, NONE = "auto", "none"
 def variants_of(study: StudyFile) -> list[Variant]:
     """The variants of a study, baseline first: all combinations of ``vary``, or the named ones.
 
-    A single one is compared with the scenario as it is given.
+    A single variant is compared with the given scenario.
 
     Raises:
         ForerunError: nothing varies, or a value that the scenario does not take.
@@ -99,7 +99,7 @@ def variants_of(study: StudyFile) -> list[Variant]:
 
 
 def bases_of(variants: Sequence[Variant]) -> dict[str, str]:
-    """Baseline of each variant: the first at its load if loads vary beside other fields, else the first."""
+    """Baseline of each variant: the first variant at the same load if loads and other fields vary, else the first."""
     loads = {}
     for variant in variants:
         path = load_path(variant.scenario)
@@ -209,7 +209,7 @@ def headline_metric(variant: Variant) -> str:
 
 
 def _served_loads(variants: Sequence[Variant], path: str | None) -> dict[str, Any] | None:
-    """The load field, its value in the scenario, and the most of it that each variant can serve; None without one."""
+    """The load field, its value in the scenario, and the highest load that each variant can serve; None without one."""
     if path is None:
         return None
     loads = {variant.name: served_load(variant.scenario, path) for variant in variants}
@@ -229,7 +229,7 @@ def chosen_variants(
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
 ) -> tuple[list[Variant], str | None]:
-    """The variants that a call means, the baseline first, and what they are judged by, if anybody says."""
+    """The variants of a call, baseline first, and the metric to judge by, if one is given."""
     several: list[Variant] = []
     if isinstance(scenarios, list | tuple):
         several = [
@@ -311,7 +311,7 @@ def _model_ranges(
 ) -> dict[str, dict[str, Ratio | None]]:
     """Ratios of variants under attention-level speculation, their intervals widened to the range of its assumed costs.
 
-    Such runs are often deterministic: the interval of sampling alone would have no width and mean nothing.
+    Such runs are often deterministic: a pure sampling interval would have zero width.
     """
     ends = {
         variant.name: [SeededRun(at_range_end(variant.scenario, end), seed) for end in ("low", "high")]
@@ -411,7 +411,7 @@ def _notes(combined: dict[str, Json], runs: int, fixed: str | None, variants: Se
 
 
 def _one_of_each(notes: Sequence[str]) -> list[str]:
-    """The first of every kind of note: those of several replications differ in their numbers."""
+    """The first note of every kind; notes of several replications differ only in their numbers."""
     kinds: dict[str, str] = {}
     for note in notes:
         kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), note)

@@ -259,7 +259,7 @@ def _zero(section: Sequence[tuple[float, float]], direction: int) -> float:
 
 
 def _between_verdicts(row: Mapping[float, Ratio | None], whole: bool, served: ServedLoads) -> list[float]:
-    """The middle of every pair of neighbouring loads at which the sign of the speedup differs."""
+    """Midpoint of every pair of neighbouring loads between which the speedup crosses 1."""
     known = [(value, ratio) for value, ratio in sorted(row.items()) if ratio is not None]
     verdicts = [v for value, ratio in known if (v := _decision(value, ratio, served))]
     if len(set(verdicts)) < 2:

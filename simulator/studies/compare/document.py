@@ -45,7 +45,7 @@ class ComparedVariant(DocumentPart):
     """Ratio over the baseline, by metric."""
     interval_of: str
     ideal: bool
-    """True if nothing real can reach it."""
+    """True if the variant is an ideal bound that no real system reaches."""
     summary: Json
     """Figures of its runs, keyed as vLLM's benchmark."""
     intervals: Json | None
@@ -74,7 +74,7 @@ class ComparedVariant(DocumentPart):
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover(DocumentPart):
-    """The crossing nearest to the scenario's load, and all of them."""
+    """Crossover loads: the nearest to the scenario's load, and all others."""
 
     path: str
     metric: str
@@ -299,15 +299,15 @@ def _interval(ratio: Ratio, what: str) -> str:
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
          "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "spec_decode_acceptance_length")  # fmt: skip
-"""Metrics that tables show; the rest is in the JSON and in the data frame."""
+"""Metrics in tables; all others are only in the JSON and the data frame."""
 BRIEF = ("output_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 """Metrics whose speedups a terminal shows without ``--full``."""
 FAR = 100.0
-"""Ratio beyond which the end of an interval is far off and no more than that."""
+"""Ratio beyond which an interval's end is shown only as a bound (``>100``)."""
 
 
 class CompareResult(StudyResult[CompareDocument]):
-    """Variants beside each other on common random numbers.
+    """Variants compared on common random numbers.
 
     Its data frame has a row for each variant and metric: ``variant``, ``metric``, ``value``, ``speedup``, ``low``,
     ``high``.

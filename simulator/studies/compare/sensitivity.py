@@ -37,7 +37,7 @@ class Swing(DocumentPart):
     """Variants whose verdict turns over at one of the ends."""
 
     def change(self, variant: str, scale: Callable[[float], float] = float) -> float:
-        """Change of a variant's speedup, or of a function of it, between the ends; 0 where an end has none."""
+        """Change of a variant's speedup, or of a function of it, between the ends; 0 if an end has no speedup."""
         ends = self.ratios.get(variant)
         if ends is None or ends.at_low is None or ends.at_high is None:
             return 0.0
@@ -52,7 +52,7 @@ def swings(
     answers: dict[str, Ratio | None],
     pool: RunPool,
 ) -> list[Swing]:
-    """The comparison with ``bases`` at both ends of every assumed parameter in play in any variant, widest first.
+    """Speedups over ``bases`` at both ends of every assumed parameter that any variant uses, widest change first.
 
     A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
     longer fits, say) has no ratio.

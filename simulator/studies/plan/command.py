@@ -30,7 +30,7 @@ Emit = Annotated[str | None, Option(EMITTED, "NAME", repeated=False)]
 
 
 def _varied(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields that a plan varies: those of the call and of the study, also of one that is a file."""
+    """Fields that a plan varies: from the call and from the study, which may be a file."""
     from simulator.running.scenario import is_log
     from simulator.studies.study_file import load_study
 
@@ -129,27 +129,28 @@ def plan(
         columns: which column of the trace or log means what (see ``traces.read_requests``).
         growth: factor on the rate, or on the speed of the trace.
         slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
-        vary: values to search by dotted path. Unless varied: tensor parallelism 1, 2, 4, 8, token budgets of 2,048 and
-            8,192, and speculation on and off.
+        vary: values to search by dotted path. Searched by default: tensor parallelism 1, 2, 4, 8, token budgets of
+        2,048 and 8,192, and speculation on and off.
         seed: the first seed; every layout gets the same ones.
         replications: runs of every layout that is near the limit.
         requests: requests of a run; default: the scenario's, and at least a minute of arrivals.
-        finalists: layouts that hold the SLO to find.
+        finalists: number of layouts that meet the SLO to find.
         max_replicas: most replicas of a layout to try.
-        spare: replicas to rent beyond those that hold the SLO, so that as many may fail (N+1: 1).
-        headroom: find the highest rate of every finalist, and how the best does with a replica less and twice the load.
-        interval: count the model's own error too.
+        spare: replicas to rent beyond the number that meets the SLO, so that as many may fail (N+1: 1).
+        headroom: find the highest rate of every finalist, and test the best with one replica less and at twice the
+        load.
+        interval: include the model error.
         confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
         power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
-            as many replicas as they supply, and its rate is that of one times as many.
+        as many replicas as these watts supply; its rate is one replica's rate times their number.
         carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
         emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (candidates done, candidates in sight).
 
     Raises:
-        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot
-            be run are no error: they are listed with the reason.
+        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot be run
+        are not an error: they are listed with the reason.
     """
     from simulator.running.scenario import is_log
     from simulator.studies.plan import document as documents
@@ -221,17 +222,15 @@ def thresholds(
     jobs: Jobs = None,
     progress: ProgressCall | None = None,
 ) -> "ThresholdsResult":
-    """The autoscaler's threshold that holds the scenario's SLO with the fewest chip-hours, start-up times included.
+    """Find the autoscaler threshold that meets the scenario's SLO with the fewest chip-hours, including start-up times.
 
     Args:
         scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
         targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
             Default: a range of values that suits the metric.
-        seed: the first seed; every threshold gets the same ones.
-        replications: runs of each threshold; all of them have to hold.
-        emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
-        jobs: processes; default: one per core.
-        progress: called with (runs done, runs in sight).
+        seed: the first seed; every threshold gets the same ones. replications: runs of each threshold; all of them must
+        meet the SLO. emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan
+        --emit``. jobs: processes; default: one per core. progress: called with (runs done, runs in sight).
 
     Raises:
         ForerunError: no autoscaler, no SLO, or a scenario that cannot run.

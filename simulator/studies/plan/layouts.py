@@ -61,9 +61,9 @@ class Layout:
     prices: Mapping[str, ChipPrice] = field(default_factory=dict)
     """Price of each of its chips, by name."""
     scalable: bool = True
-    """True if ``hardware.replicas`` copies of it can be had; pools say their own numbers."""
+    """True if ``hardware.replicas`` sets the number of copies; pools set their own numbers."""
     spare: int = 0
-    """Replicas rented beyond those that hold the objective, so that as many may fail."""
+    """Replicas rented beyond the number that meets the objective, so that as many may fail."""
 
     @property
     def board_w(self) -> float:
@@ -89,7 +89,7 @@ class Layout:
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, HardwareConfig]]:
-    """Name and hardware of every pool; of the scenario's own, without a name, where there are none."""
+    """Name and hardware of every pool; without pools, the scenario's hardware with an empty name."""
     if scenario.pools is None:
         return [("", scenario.hardware)]
     return [(name, scenario.pool_section(name, "hardware")) for name in scenario.pools]
@@ -98,9 +98,8 @@ def _parts(scenario: Scenario) -> list[tuple[str, HardwareConfig]]:
 def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     """Values of every field that a plan searches, replicas left out.
 
-    What the study varies, and unless it does so itself: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and
-    8,192; and the scenario's speculation, on and off. Of pools, the number of replicas of each; their other fields are
-    their own.
+    The fields that the study varies, and by default: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and 8,192;
+    and the scenario's speculation, on and off. For pools, only the number of replicas of each.
     """
     axes = {path: listed(path, values) for path, values in study.vary.items() if path != REPLICAS}
     scenario = study.scenario
@@ -121,7 +120,7 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
 
 
 def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
-    """Numbers of replicas to try, rising: those that the study varies, else 1 to ``most``."""
+    """Numbers of replicas to try, ascending: the study's values, else 1 to ``most``."""
     if REPLICAS not in study.vary:
         return tuple(range(1, most + 1))
     counts = listed(REPLICAS, study.vary[REPLICAS])
@@ -179,7 +178,7 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
 
 
 def _spread_experts(hardware: HardwareConfig, settings: Settings) -> dict[str, Any]:
-    """Settings with experts on all chips of a stage, as engines' own switch puts them, where the scenario does so."""
+    """Settings with experts on all chips of a stage, as engines' own flag does, if the scenario does so too."""
     spread = hardware.expert_parallel == hardware.chips_per_stage > 1
     if not spread or TENSOR_PARALLEL not in settings or EXPERT_PARALLEL in settings:
         return dict(settings)

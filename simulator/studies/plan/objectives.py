@@ -44,11 +44,11 @@ class Objective:
     per_request_ms: tuple[tuple[str, float], ...] = ()
     """Latency and its limit for a single request, for ``goodput``."""
     goodput: float | None = None
-    """Least share of all requests that is within every limit of ``per_request_ms``."""
+    """Minimum share of all requests that are within every limit of ``per_request_ms``."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of what is checked, in the order in which it was given; goodput last."""
+        """Names of the checked limits in the given order; goodput last."""
         return (*(limit.key for limit in self.limits), *((GOODPUT,) if self.goodput is not None else ()))
 
     def limit_of(self, key: str) -> float:
@@ -59,7 +59,7 @@ class Objective:
         return next(limit.limit_ms for limit in self.limits if limit.key == key)
 
     def refuses_too_many(self, refused: int, requests: int) -> bool:
-        """True if a limit is missed by the share of requests that are refused; a goodput counts them itself."""
+        """True if so large a share of requests is refused that a limit is missed; a goodput counts refusals itself."""
         return any(refused > most_refused(limit.statistic) * requests for limit in self.limits)
 
     def document(self) -> dict[str, float]:
@@ -120,7 +120,7 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
 
 def reached(objective: Objective, result: Served) -> dict[str, float | None]:
-    """Value of everything that the objective names, in milliseconds or as a share; None where nothing was measured."""
+    """Value of every figure that the objective limits, in milliseconds or as a share; None if not measured."""
     samples = {name: latency_sample(result, name) for name in {limit.latency for limit in objective.limits}}
     values = {limit.key: statistic(limit.statistic, samples[limit.latency]) for limit in objective.limits}
     if objective.goodput is not None:
@@ -148,10 +148,10 @@ def statistic(name: str, sample: WeightedSample) -> float | None:
 
 
 def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[dict[str, float | None]] | None:
-    """The objective's values on block-bootstrap resamples of one run, for runs that have nothing random to repeat.
+    """The objective's values on block-bootstrap resamples of one run, for runs without randomness to replicate.
 
     Requests in order of arrival are resampled in circular blocks of ``10 n^(1/3)``, so that bursts stay together. None
-    where a limit is on the inter-token latency, which has no value per request.
+    if a limit is on the inter-token latency, which has no value per request.
 
     Source: D. N. Politis and J. P. Romano, "A circular block-resampling procedure for stationary data" (1992).
     """

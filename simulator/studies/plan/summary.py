@@ -45,7 +45,7 @@ class PlannedHour(DocumentPart):
 
 
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
-    """The plan's winner in sentences by heading; None where nothing holds, or no rate was requested."""
+    """The plan's winner in sentences by heading; None if no layout meets the SLO or no rate was requested."""
     best = plan.best
     if best is None or plan.rate is None:
         return None
@@ -231,7 +231,7 @@ def planned_hours(plan: Plan) -> list[PlannedHour]:
 
 
 def clock_words(clock_s: float) -> str:
-    """Date and time of day as the log has them, e.g. ``2024-05-01 10:00``."""
+    """Date and time of day in the log's own time, e.g. ``2024-05-01 10:00``."""
     return f"{datetime.fromtimestamp(clock_s, UTC):%Y-%m-%d %H:%M}"
 
 

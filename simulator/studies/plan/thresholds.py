@@ -1,4 +1,4 @@
-"""Thresholds of an autoscaler: which of them hold the SLO at least rent, beside the fixed fleet that does."""
+"""Search for the autoscaler threshold that meets the SLO at the lowest cost, compared with a fixed fleet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.studies.study_file import yaml_text
 KV_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
 LEAST_SPARE = 0.15
-"""Least threshold of llm-d's rule that leaves room for its ``kv_spare`` of 0.1."""
+"""Minimum threshold of llm-d's rule that leaves room for its ``kv_spare`` of 0.1."""
 
 
 def best_thresholds(

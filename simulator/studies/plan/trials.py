@@ -1,4 +1,4 @@
-"""Candidates tried in the event simulation: how hard they are driven, the verdict at a load, the highest rate held."""
+"""Candidates in the event simulation: number of requests, verdict at a load, highest rate that meets the SLO."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class PlannedLoad:
         return scenario.with_values(part) if part else scenario
 
     def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> PlannedLoad:
-        """The same load over enough requests for a verdict at ``rate``; traces and given numbers stay as they are."""
+        """The same load over enough requests for a verdict at ``rate``; traces and given request numbers are
+        unchanged."""
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
         requests = steady_requests(scenario, rate, longest_wait_s)
@@ -119,15 +120,15 @@ def _clock(seconds: float) -> str:
 FAULTS = (ForerunError, InvariantError, StalledError)
 """Exceptions with which the run of a layout may end."""
 CLEAR_MISS = 1.5
-"""SLO ratio of the first run from which others are not needed to call it a miss."""
+"""SLO ratio of the first run above which it is a miss without further runs."""
 TOLERANCE = 0.01
 """Relative width of the bracket in which a highest rate is left."""
 MOST_WIDENING = 24
 FLAT, NEAR = 0.97, 3.0
-"""Bounds on the SLO ratio at a lower load. Where it is at least ``FLAT`` of what it was before, and at most ``NEAR``,
+"""Bounds on the SLO ratio at a lower load. If it is at least ``FLAT`` times the earlier ratio and at most ``NEAR``,
 requests do not wait."""
 LEAST_SHARE = 1e-6
-"""Share of what a layout serves at which nearly every request is alone: what does not hold there holds nowhere."""
+"""Share of a layout's capacity at which nearly every request runs alone: a miss there is final."""
 MOST_RATIO = 2.0
 """Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run.
 
@@ -162,7 +163,7 @@ class Observation:
     own: OwnErrors | None = None
     """Facts of the run about its error; None of a run that is not shown."""
     memory: dict[str, float] = field(default_factory=dict)
-    """Bytes on one chip by what holds them, of models that keep more than KV."""
+    """Bytes on one chip by use, for models that keep more than KV."""
 
 
 class LoadPoint(NamedTuple):
@@ -194,7 +195,7 @@ class Verdict:
     method: str
     """Source of share and interval: ``replications`` or ``block bootstrap``."""
     failed: int
-    """Requests that fail, where they are too many for the objective; else 0."""
+    """Number of failed requests if too many for the objective; else 0."""
     observation: Observation
     tried: tuple[LoadPoint, ...] = ()
     """The loads of the search for a highest rate that ended here, lowest first."""
@@ -254,11 +255,11 @@ tiles, so that a few more tokens may take a little less time."""
 
 
 def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
-    """True if every request surely holds the objective where it has a replica to itself; else only runs can tell.
+    """True if every request is sure to meet the objective when it runs alone; if False, runs must decide.
 
-    The longest prompt with the longest answer is simulated. No request waits longer for its first token, no step that
-    decodes is longer than its longest, so none has a greater mean over them, whatever is accepted: these bound every
-    mean, percentile and deviation.
+    The longest prompt with the longest answer is simulated. No request waits longer for its first token, and no decode
+    step is longer than this request's longest, whatever is accepted: these values bound every mean, percentile and
+    deviation.
     """
     from simulator.running.run import simulate
 
@@ -284,7 +285,7 @@ class Held(NamedTuple):
     probability: float
     """Probability of meeting the objective."""
     intervals: Mapping[str, list[float]]
-    """90 % intervals of the limited figures, as a run has them."""
+    """90 % intervals of the limited figures, in the form of a run's document."""
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> Held:
@@ -305,7 +306,7 @@ def slo_ratios_drawn(
 ) -> tuple[FloatArray, ModelError]:
     """SLO ratios of a candidate in every draw of the model's error, and that error.
 
-    ``sources`` may be those of another rate: the shares of a step's kernels hardly depend on the rate.
+    ``sources`` may come from another rate: the shares of a step's kernels hardly depend on the rate.
     """
     from simulator.running.run import error_of_run
 
@@ -318,9 +319,8 @@ def slo_ratios_drawn(
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
-    """The verdict of one or more runs: mean values against the limits, and how the runs agree.
-
-    Several runs give the share of them that hold and a Student-t interval; a single one with resamples, theirs.
+    """The verdict of one or more runs: mean values against the limits, and the agreement of the runs. Several runs give
+    the share that meets the SLO and a Student-t interval; a single run uses its resamples instead.
     """
     values = {key: _mean([run.values[key] for run in observations]) for key in objective.keys}
     slo_ratios = {key: objective.slo_ratio(key, value) for key, value in values.items()}

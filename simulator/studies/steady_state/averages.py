@@ -22,7 +22,7 @@ LEAST_SHARE = 1e-3
 LEAST_BATCH = 1e-6
 """Decoding requests of a closed loop in which prompts take all the time."""
 ROUNDS = 30
-"""Most iterations of the fixed point of step time and joining prompts."""
+"""Maximum iterations of the fixed point of step time and joining prompts."""
 MOST_JOINING = 32
 """Prompts per step up to which their Poisson number is summed out."""
 
@@ -97,9 +97,9 @@ class SteadyReplica:
         return replace(full, rate=self.most_rate, in_system=None, ttft_s=None, e2e_s=None, saturated=True)
 
     def closed_loop(self, outstanding: float) -> Averages:
-        """Averages with ``outstanding`` requests at any time: the batch that decodes beside the prompts in process.
+        """Averages with a constant number of ``outstanding`` requests: decoding ones plus prompts in process.
 
-        A request is never kept waiting by its own prompt: others are (N - 1) / N of all.
+        A request never waits for its own prompt: the others are (N - 1) / N of all prompts.
         """
         if not self.work.decode_steps:
             return self._prompts_only(outstanding)
@@ -124,10 +124,10 @@ class SteadyReplica:
         return self._averages(rate, np.array([low]), np.array([1.0]), decode_s, outstanding / rate - decode_s)
 
     def _sight_s(self, rate: float, others: float, batch: float, steps: FloatArray) -> float:
-        """Seconds of a closed loop until a step can hold a request that was just sent.
+        """Seconds in a closed loop until a step can include a request that was just sent.
 
-        A request sent the moment another ends comes between two steps, if nothing delays it; the API server makes it
-        come in the middle of one. Steps decided ahead cost it one more.
+        A request sent when another ends arrives between two steps if nothing delays it; the API server makes it arrive
+        in the middle of a step. If steps are scheduled ahead, it waits one more step.
         """
         server = self.api_server
         step = others * float(self._at(np.array([others * batch]), steps)[0])
@@ -180,10 +180,9 @@ class SteadyReplica:
     def _seen_by_arrivals(self, rate: float, step: FloatArray, added: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Steps as arriving requests see them, per priced batch: mean step at arrival, excess of decode steps.
 
-        Steps are a branching process: ``S' = d + X_1 + ... + X_A`` with A Poisson of mean R S, so ``Var S =
-        R E[S] E[X^2] / (1 - r^2)`` with r = R x. A request arrives in a step that is long for its length
-        (E[S^2] / E[S]), the next one also holds its own prompt, and what exceeds the mean there fades by r in every
-        decode step after.
+        Steps are a branching process: ``S' = d + X_1 + ... + X_A`` with A Poisson of mean R S, so ``Var S = R E[S]
+        E[X^2] / (1 - r^2)`` with r = R x. A request arrives in a step of length-biased mean E[S^2] / E[S], the next
+        step also holds its own prompt, and the excess over the mean then decays by r in every decode step.
         """
         share = np.minimum(rate * added, 1.0 - LEAST_SHARE)
         square = self.prices.joined_square_s2 * np.divide(added, self.prices.joined_s[:, 0]) ** 2
@@ -194,8 +193,8 @@ class SteadyReplica:
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
     def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
-        """Chance of each number of decoding requests, and the mean number of those that wait for a place. A full batch
-        is served at the last ``step``, requests see steps of ``seen``."""
+        """Probability of each number of decoding requests, and the mean number of requests that wait for a place. A
+        full batch is served at the last ``step``; requests see steps of ``seen``."""
         count = np.arange(1, self.most + 1)
         weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
         chances = np.exp(weights - weights.max())
@@ -261,7 +260,7 @@ class SteadyReplica:
         return np.stack(rows) * np.where(counts > largest, counts / largest, 1.0)
 
     def _own_steps_s(self, batch: FloatArray, joining: FloatArray) -> FloatArray:
-        """Seconds of the steps that hold one's own prompt, with the others that join them."""
+        """Seconds of the steps that hold a request's own prompt, including other prompts that join."""
         others = np.minimum(np.minimum(joining, 1.0 / self.prices.budget_share), MOST_JOINING / 2)
         chances = _poisson(others, MOST_JOINING)[:, :-1]
         chances = chances / chances.sum(axis=1, keepdims=True)
@@ -287,7 +286,7 @@ class SteadyReplica:
         return burst * rate * square / (2 * max(1.0 - rate * mean, LEAST_SHARE))
 
     def _bounds(self, rate: float, batch: FloatArray, chances: FloatArray) -> dict[str, float]:
-        """Share of time by bound: decoding its part of every step, prompts the rest."""
+        """Share of time by bound, for the decoding and the prompt part of every step."""
         step, added = (self._at(batch, values) for values in self._step_s(rate))
         decode = self._at(batch, self.prices.decode_s)
         single_prompt_s = self._at(batch, self.prices.joined_s[:, 0])

@@ -1,4 +1,4 @@
-"""Steady state of continuous batching in closed form: what a run would average, in milliseconds and without events.
+"""Steady state of continuous batching in closed form: averages of a run within milliseconds, without events.
 
 A replica serves R requests per second. An average request needs n decode (or verify) steps; a step of a batch of B
 lasts d(B), and the prompts that join in it add x(B) per request: both are priced by the project's own step timer
@@ -58,7 +58,7 @@ class Estimate:
     """Means of a steady state; None where there is none, because of overload."""
 
     request_rate: float
-    """Requests per second, all replicas; of a closed loop, the rate that follows."""
+    """Requests per second of all replicas; for a closed loop, the resulting rate."""
     concurrency: float | None
     """Mean requests in the system (Little), or the closed loop's."""
     mean_ttft_s: float | None
@@ -71,7 +71,7 @@ class Estimate:
     step_s: float
     """Mean engine step while something decodes, joining prompts included."""
     bottleneck: dict[str, float]
-    """Share of engine time bound by compute, memory, interconnect, latency, host; idle the rest."""
+    """Share of engine time bound by compute, memory, interconnect, latency, host; the remainder is idle."""
     acceptance_length: float
     """Tokens per verify step, the bonus token included; 1 without speculation."""
     kv_blocks: int
@@ -84,7 +84,7 @@ class Estimate:
     batch: float = 0.0
     """Mean decoding requests of a replica."""
     max_batch: int = 0
-    """Most of them: places, KV memory, or the token budget."""
+    """Maximum decoding requests, limited by places, KV memory, or the token budget."""
     limited_by: str = "places"
     """Limit that sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
 
@@ -192,7 +192,7 @@ def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
 
 
 def _refuse(scenario: Scenario) -> None:
-    """Refuse what the formulas above do not describe; the event simulation takes all of it."""
+    """Refuse scenarios that the formulas above do not describe; the event simulation accepts all of them."""
     policy = "fixed" if scenario.speculation is None else named(scenario.speculation.policy).name
     reasons = {
         f"engine.scheduler: {scenario.engine.scheduler} batching has": not scenario.engine.rules.continuous,

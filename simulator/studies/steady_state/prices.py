@@ -54,7 +54,7 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
 
 
 STRATA = 16
-"""Prompts that stand for the distribution of prompt lengths."""
+"""Number of prompts that represent the distribution of prompt lengths."""
 GROUPS = (1, 2, 3, 4, 6, 8, 12)
 """Numbers of prompts that join one step together."""
 OTHER_STRATUM = 5
@@ -90,7 +90,7 @@ class StepPrices:
     joined_s: FloatArray
     """[batch, group]: mean seconds that a group of prompts adds to the steps it joins, per group of ``GROUPS``."""
     joined_square_s2: FloatArray
-    """[batch]: mean square of what one prompt adds."""
+    """[batch]: mean square of the seconds that one prompt adds."""
     chunks: FloatArray
     """[batch]: steps over which one prompt is spread, mean."""
     exclusive_s: FloatArray
@@ -126,7 +126,7 @@ def verify_steps(tokens: FloatArray, survival: FloatArray | None) -> FloatArray:
 def request_work(
     traffic: Traffic, limits: EngineLimits, windows: tuple[int | None, ...], survival: FloatArray | None
 ) -> RequestWork:
-    """Steps of the population's requests and the context they are spent at, weighted by steps."""
+    """Decode steps of the population's requests, and their step-weighted contexts."""
     steps = verify_steps(traffic.output_tokens - 1, survival)
     total = float(steps.sum())
     weights = steps / total if total else np.full(len(steps), 1 / len(steps))
@@ -210,7 +210,7 @@ class _Joining(NamedTuple):
     """Groups of prompts that join a batch: arrays [batch, group, stratum]; per window in front where named so."""
 
     steps: FloatArray
-    """Steps over which the group is spread; the rest is of the average one."""
+    """Number of steps over which the group is spread; the other fields describe the average step."""
     prompts: FloatArray
     tokens: FloatArray
     pairs: FloatArray
@@ -236,8 +236,8 @@ def _joining(
     windows: tuple[int | None, ...],
     groups: int,
 ) -> _Joining:
-    """``size`` prompts that join together, for every stratum: its own prompt and others spread over all strata. Each
-    of ``groups`` attention groups has an equal part of the budget."""
+    """Groups of ``size`` prompts that join together, one per stratum: its own prompt and others spread over all strata.
+    Each of ``groups`` attention groups has an equal part of the budget."""
     members = (np.arange(STRATA)[:, None] + np.arange(size)[None] * OTHER_STRATUM) % STRATA
     fresh, before = new[members], cached[members]
     total = fresh.sum(axis=1)
@@ -290,7 +290,7 @@ def prompt_steps(
         prompts: prompts that join together, >= 1.
         prompt_tokens: tokens of each, >= 1.
         prompt_budget: prompt tokens that a step takes, >= 1.
-        decoding: what the steps decode besides; None: nothing.
+        decoding: decode work in the same steps; None: nothing.
 
     Returns:
         Steps over which each group is spread, and the average one of them.
@@ -318,7 +318,7 @@ def prompt_steps(
 def _step_work(
     limits: EngineLimits, work: RequestWork, batch: IntArray, joining: _Joining | None
 ) -> StepWork[IntArray]:
-    """Steps as the timer takes them, flat."""
+    """Steps as a flat ``StepWork``, as the timer takes them."""
 
     def whole(values: FloatArray) -> IntArray:
         return np.rint(values).astype(np.int64).ravel()

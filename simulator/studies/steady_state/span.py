@@ -31,7 +31,7 @@ def steady_requests(scenario: Scenario, rate: float, longest_wait_s: float = 0.0
     """Number of requests that shows the steady state of ``rate`` requests or conversations per second.
 
     Args:
-        scenario: whose requests take their time, and whose conversations have turns.
+        scenario: for the duration of requests and the turns of conversations.
         rate: of the arrivals.
         longest_wait_s: longest wait for a first token that an SLO allows.
     """

@@ -14,7 +14,7 @@ from simulator.workload import ArrivalsConfig, RequestStream, WorkloadConfig
 from simulator.workload.generate import draw_lengths, generate_requests
 
 POPULATION = 4096
-"""Draws that stand for a synthetic length distribution."""
+"""Number of draws that represent a synthetic length distribution."""
 MOST_LOOKUPS = 50_000
 """Block look-ups after which the prefix cache of a trace counts as measured."""
 
@@ -36,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests that one replica serves: those that it accepts, with the cached start of their prompts."""
+    """The requests that one replica accepts, with the cached prefix of each prompt."""
 
     input_tokens: FloatArray
     cached_tokens: FloatArray
@@ -52,7 +52,7 @@ class Traffic:
 
 
 def population(workload: WorkloadConfig) -> Lengths:
-    """All requests of a trace, or draws that stand for a synthetic workload."""
+    """All requests of a trace, or draws that represent a synthetic workload."""
     if workload.trace is None:
         assert workload.arrivals is not None
         assert workload.input_tokens is not None

@@ -1,8 +1,8 @@
 """Store of a sweep: a text file with a line for each finished point, which several sweeps may share.
 
-A line has the point's key, a checksum and the result as JSON. One that was cut short or edited fails its checksum, and
-its point is run again. While a point runs, its sweep holds a lock of the operating system on a byte far behind the text
-that stands for the key; the system frees it when the process ends, however it ends.
+A line has the point's key, a checksum and the result as JSON. A line that was cut short or edited fails its checksum,
+and its point is run again. While a point runs, its sweep holds an operating-system lock on a byte far beyond the text
+that belongs to the key; the system frees the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class SweepStore:
         self.place = "the store" if path is None else str(path)
         self._keys = {point.key for point in points}
         self.outcomes: dict[str, Outcome] = {p.key: {"error": p.error} for p in points if p.error is not None}
-        """Outcomes of the study's points by key, of those that are refused as well."""
+        """Outcomes of the study's points by key, including refused points."""
         self._open = deque(point.key for point in points if point.error is None)
         self.runs: Counter[str] = Counter()
         """Recorded results by key, of all points in the store."""
         self.damaged = 0
-        """Points of the study whose results were not as they had been recorded, and which are open again."""
+        """Number of the study's points with a damaged result, which will run again."""
         self._damaged: set[str] = set()
         self._read = 0
         self._file = None

@@ -1,4 +1,4 @@
-"""A study: a scenario, what varies, and running all of it on processes or a cluster, resumable from a store."""
+"""A study: a scenario, its varied fields, and their runs on processes or a cluster, resumable from a store."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class SweepResult(StudyResult[SweepDocument]):
         return rows
 
     def tables(self) -> list[Table]:
-        """Points, the best by the metric first, and why others failed."""
+        """Points, the best by the metric first, and reasons of failed points."""
         points, metric = self.data.points, self.data.metric
         paths = list(dict.fromkeys(path for point in points for path in point.set))
         named = any(point.name != settings_name(point.set) for point in points) or not paths
@@ -219,7 +219,7 @@ MOST_LOADS = 6
 """Loads whose best point the sentence names."""
 SWEEP_ROWS = 40
 SAME = 0.01
-"""Relative difference between the best and the worst point below which they count as equal."""
+"""Relative difference between best and worst point below which all points count as equal."""
 
 
 def by_load(points: Sequence[DonePoint]) -> list[list[DonePoint]]:
@@ -303,7 +303,7 @@ class Study:
             cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
             progress: called with (points finished, points in all).
             retry_failed: run points again that failed before.
-            metric: that the best point is named by.
+            metric: metric that selects the best point.
 
         Raises:
             ForerunError: the store or the cluster cannot be used; what has finished is kept.

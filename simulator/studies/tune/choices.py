@@ -17,7 +17,7 @@ from simulator.speculation.provenance import measured_with
 from simulator.speculation.speculation_config import ACCEPTANCE_SOURCES, GRAMMAR, OF_THIS_TREE
 
 USUAL_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
-"""Draft tokens that are tried by default, beside the scenario's own."""
+"""Numbers of draft tokens tried by default, in addition to the scenario's own."""
 SMALLEST_TREE = 4
 
 
@@ -54,9 +54,9 @@ class DraftChoice:
 def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tuple[DraftChoice, ...]:
     """The chains or trees to choose from, fewest tokens first.
 
-    A chain is cut from the scenario's own acceptance: what the first positions accept does not depend on how many
-    follow. It is made longer only where the acceptance says how it goes on. Trees are taken as they are; a grown tree
-    whose acceptance is given by rates of the drafter is also tried with fewer nodes.
+    Shorter chains use the scenario's own acceptance: the first positions' acceptance does not depend on how many
+    follow. Longer chains are tried only if the acceptance extends to further positions. Trees are taken as they are; a
+    grown tree whose acceptance is given by rates of the drafter is also tried with fewer nodes.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -97,7 +97,7 @@ def _chain_choice(scenario: Scenario) -> DraftChoice:
 
 
 def _known_positions(speculation: SpeculationConfig) -> int:
-    """Most draft tokens that the acceptance says something about."""
+    """Maximum number of draft tokens for which acceptance is known."""
     acceptance = speculation.acceptance
     assert acceptance is not None
     if acceptance.extrapolate or acceptance.alpha is not None or acceptance.acceptance_length is not None:

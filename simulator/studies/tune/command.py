@@ -56,7 +56,7 @@ def tune(
     seed: Annotated[int, Option("Recorded in the result; tune uses no random numbers.", min=0)] = 0,
     progress: ProgressCall | None = None,
 ) -> "TuneResult":
-    """The best number of draft tokens (or the best tree) per batch and context, with intervals; no run is made.
+    """Find the best number of draft tokens (or best tree) per batch and context, with intervals; no run is made.
 
     Args:
         scenario: with a ``speculation`` section; or its file.
@@ -64,10 +64,9 @@ def tune(
             and 512 to 32,768 tokens by fours.
         tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
         emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
-            drafter. Or an artefact with the result, as ``forerun tune --emit`` names them: ``document["artefact"]``.
-        worth: whether to add what a better drafter is worth: ``document["worth"]``.
-        seed: noted in the result, which has nothing random.
-        progress: called with (choices priced, choices in all).
+            drafter. Or the name of an artefact of ``forerun tune --emit``, which is put into ``document["artefact"]``.
+        worth: whether to add the value of a better drafter as ``document["worth"]``. seed: recorded in the result,
+        which does not depend on it. progress: called with (choices priced, choices in all).
 
     Raises:
         ForerunError: no drafter, a scenario that cannot be built, or an engine without such a drafter.

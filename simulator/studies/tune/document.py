@@ -175,7 +175,7 @@ def surely_pays(tuning: Tuning) -> bool:
 SGLANG_REMARK = "SGLang: --speculative-adaptive moves the number of draft steps by what is accepted"
 PLACEHOLDER_REMARK = "DRAFT_MODEL stands for the drafter's checkpoint; speculation.draft.model names it"
 ARTEFACTS_OF_TUNE = ("vllm-schedule", *(name for name in ARTEFACTS if name not in ENGINES))
-"""Artefacts that ``tune --emit`` writes beside the flags by batch of an engine."""
+"""Artefacts that ``tune --emit`` can write in addition to an engine's flags by batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +296,7 @@ class TuneDocument(StudyDocument):
 
 
 def tuned_artefact(name: str, scenario: Scenario, data: TuneDocument) -> str:
-    """An artefact with the results of a tuning: all of them by batch and context, or one for every batch."""
+    """An artefact with the results of ``tune``: by batch and context, or one choice for every batch."""
     if name == "vllm-schedule":
         return vllm_schedule(scenario, plain_json(data.table))
     drafted = data.at_every_batch
@@ -528,7 +528,7 @@ def _launched(tuning: Tuning, scheduled: bool) -> list[WithFlags]:
 
 
 def launched_choices(tuning: Tuning, scheduled: bool) -> dict[int, DraftChoice | None] | None:
-    """Drafts from each batch on: one choice, or those of vLLM's schedule; None where nothing is."""
+    """Choice of drafts from each batch size on: one choice, or vLLM's schedule; None if nothing is drafted."""
     one = one_choice(tuning)
     if one is None:
         return None

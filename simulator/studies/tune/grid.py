@@ -67,9 +67,9 @@ def speculation_grid(
     Args:
         scenario: with a ``speculation`` section that drafts a chain; its number of draft tokens is replaced.
         draft_tokens, batches, contexts: axes, ascending.
-        batch: of ``by_context``.
-        prompt_tokens, output_tokens: mean request; half the output is added to the prompt for the context of
-            ``by_batch``, and both say what a batch means in requests per second.
+        batch: batch size of ``by_context``.
+        prompt_tokens, output_tokens: mean request; the context of ``by_batch`` is the prompt plus half the output; both
+        convert a batch into requests per second.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -153,7 +153,7 @@ def _priced(
 
 
 def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
-    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens beside a prompt's, and other
+    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens plus a prompt, and other
     speculation."""
     engine = scenario.engine
     return scenario.with_values(

@@ -49,7 +49,7 @@ class TunedLoad(DocumentPart):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Gain of flags by batch, and the load up to which they pay."""
+    """Gain of the flags by batch, and the load up to which drafting pays."""
 
     pays: str
     """``below`` or ``above`` a load, ``always`` or ``never``."""
@@ -65,7 +65,7 @@ def launched(tuning: Tuning, choices: Mapping[int, DraftChoice | None], seed: in
 
     Args:
         tuning: of the scenario.
-        choices: what is drafted from each batch on, the first from 1: one entry, or those of vLLM's schedule.
+        choices: drafts from each batch size on, the first from 1: one entry, or vLLM's schedule.
         seed: first seed of the runs.
     """
     batches = np.array(sorted({*up_to(tuning.scenario.engine.max_num_seqs, USUAL_BATCHES),

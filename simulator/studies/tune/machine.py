@@ -1,8 +1,8 @@
 """Speculation on the user's own machine: corrects priced steps by a few measured rates and recommends what to draft.
 
-Prices are those of any step. Two factors make them this machine's: one on every step, one on what further rows and
-drafting add to a step of one row. Both start from how far untouched machines were off and are moved by what was
-measured; what is left of their spread, and of the acceptance's, is the interval of the answer.
+Step prices are the usual ones, corrected for this machine by two factors: one on every step, one on the time that
+further rows and drafting add to a step of one row. Both have a prior from the errors on other machines and are updated
+by the measured rates; their posterior spread, and the acceptance's, gives the interval of the answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LEVEL = 1.645
 
 @dataclass(slots=True)
 class MachinePrices:
-    """Seconds of a step by streams, context and draft tokens, as class defaults or fits of the chip have them."""
+    """Seconds of a step by streams, context and draft tokens, from the chip's fits or class defaults."""
 
     scenario: Scenario
     _builds: dict[tuple[int, int], Build] = field(default_factory=dict)
@@ -290,7 +290,7 @@ def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> _Priced:
 
 
 def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
-    """Acceptance lengths by draft tokens, pooled over the rates; the spread of a rate; where they come from."""
+    """Acceptance lengths by draft tokens, pooled over the measured rates; the spread of a rate; their source."""
     pooled: dict[int, list[int]] = {}
     for rate in rates:
         if rate.drafted and rate.accepted >= 0:
@@ -376,13 +376,13 @@ class Band(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the speed of untouched machines, in logarithms, beside ``MODEL_NOISE``."""
+        """Standard deviation of the log speed of uncorrected machines, without ``MODEL_NOISE``."""
         deviation = float(np.log(self.high / self.low)) / 2 / LEVEL
         return float(np.sqrt(max(deviation**2 - MODEL_NOISE**2, RATE_NOISE**2)))
 
 
 def run_band(scenario: Scenario) -> Band:
-    """The interval of the decode rate where nothing is measured: that of a run."""
+    """Interval of the decode rate without measurements: the interval of a run."""
     fewer = scenario.with_values({"workload.num_requests": min(MOST_REQUESTS, scenario.workload.num_requests or 1)})
     document = simulate(fewer, intervals=True, full_step_rows=0).document
     ends, value = document["intervals"].get("mean_tpot_ms"), document["summary"]["mean_tpot_ms"]

@@ -1,8 +1,8 @@
 """Interval of a speed-up: kernels' residuals, assumed parameters, acceptance.
 
-Each source moves the logarithm of the speed-up by itself; what they move it up and down is added in squares, as for
-independent errors. The result is a 90 % interval where kernels were measured, and the outcome of the stated ranges
-where parameters were assumed.
+Each source moves the logarithm of the speed-up separately; the moves up and down are added in squares, as for
+independent errors. The result is a 90 % interval for measured kernels, and the outcome of the stated ranges for assumed
+parameters.
 """
 
 from __future__ import annotations

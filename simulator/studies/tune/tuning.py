@@ -59,7 +59,7 @@ def up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
 
 
 def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """For each of ascending values the whole numbers nearest to it in logarithms: first and last, without a gap."""
+    """For each of ascending values, the first and last whole number nearest to it in logarithms, without gaps."""
     if not values:
         return ()
     ends = [isqrt(low * high) for low, high in pairwise(values)]
@@ -142,10 +142,10 @@ class Tuning:
     """Memory of one chip in bytes, by use, with room for the most draft tokens."""
 
     def mean_speedups(self, added_s: FloatArray | float = 0.0) -> FloatArray:
-        """[choice, batch] Speed-ups at the mean request's context, those of not drafting in the first row.
+        """[choice, batch] Speed-ups at the mean request's context; the first row is without drafting.
 
         Args:
-            added_s: seconds by which every step lasts longer than it was priced, for each batch.
+            added_s: seconds added to every priced step, for each batch.
         """
         grid, plain_s, times = self.priced
         lengths = [np.ones_like(plain_s), *(choice.length(grid.contexts) for choice in self.choices)]
@@ -229,7 +229,7 @@ def find_drafts(
 
 
 def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing: Spread, index: int) -> BreakEven:
-    """The acceptance length at which a token takes as long with drafting as without, and what timing makes of it."""
+    """The acceptance length at which drafting gains nothing, and its interval from errors of timing."""
     expected = float(cell.best.length(np.array([cell.at_context]))[0])
     factors = (np.exp(timing.up), 1.0, np.exp(-timing.down))
     low, needed, high = (float(drafted.length_for(plain_s * factor)[index]) for factor in factors)
@@ -301,7 +301,7 @@ class CellGrid:
         return self._steps(scenario, build, length).seconds(build.main.timer, drafting)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
-        """The target's kernels in every cell's two kinds of steps, and what priced them."""
+        """The target's kernels in the two kinds of steps of every cell, and the library that priced them."""
         build = build_replica(roomy(scenario, *self._most), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)

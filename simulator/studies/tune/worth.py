@@ -17,7 +17,7 @@ from simulator.studies.tune.tuning import Tuning
 
 LONGER = 0.1
 RETRAINED = 1.05
-"""Factor on every conditional rate that stands for a retrained drafter; assumed."""
+"""Assumed factor on every conditional rate for a retrained drafter."""
 HALF = 0.5
 
 
@@ -28,7 +28,7 @@ class DraftWorth(DocumentPart):
     improvement: str
     batch: int
     gain: float
-    """Output tokens per second over those of today's best choice; both may be not to draft."""
+    """Ratio of output tokens per second to today's best choice; either may be not to draft."""
     low: float
     high: float
     usd_per_month: float | None
@@ -41,8 +41,8 @@ Lengths = Callable[[DraftChoice, float], FloatArray]
 def draft_worth(tuning: Tuning) -> list[DraftWorth]:
     """Worth of each improvement by batch, at the mean request's context.
 
-    The interval moves every acceptance rate of both sides by what an assumed acceptance may be off; errors of kernel
-    times are those of the same kernels on both sides and cancel.
+    The interval moves every acceptance rate of both sides by the error of an assumed acceptance; errors of kernel times
+    concern the same kernels on both sides and cancel.
     """
     grid, plain_s, times = tuning.priced
     contexts, choices = grid.contexts, tuning.choices
