@@ -225,7 +225,7 @@ def range_with_intervals(
     """Range of an axis over values from (low end, value, high end), in powers of ten if it is logarithmic.
 
     An interval counts up to three times the median length of all, or up to the range of the values where that is
-    longer, so that one that is not known well does not flatten the others. None where no interval is longer.
+    longer, so that one that is not known well does not flatten the others. None if no interval is longer.
     """
     scale = log10 if logarithmic else float
     ends = [[scale(value if end is None else end) for end in (low, value, high)] for low, value, high in rows]
@@ -263,7 +263,7 @@ class ResultFigure(NamedTuple):
 
     name: str
     data: Callable[[Any], Any]
-    """Data of the figure, from a run folder, a replay of kernels, or any other result's document. None where there is
+    """Data of the figure, from a run folder, a replay of kernels, or any other result's document. None if there is
     nothing."""
     draw: Callable[[Any], go.Figure]
     text: Callable[[Any], str] = str

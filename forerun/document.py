@@ -26,7 +26,7 @@ class DocumentPart:
         return plain_json(_held(self)[key])
 
     def keys(self) -> list[str]:
-        """Keys of its JSON."""
+        """Keys of the document's JSON."""
         return list(_held(self))
 
 

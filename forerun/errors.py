@@ -20,7 +20,7 @@ MOST_NEAR = 3
 
 
 class ForerunError(ValueError):
-    """Bad input: one line that names the file, field or argument, the value, and what would be right."""
+    """Bad input: one line that names the file, field or argument, the value, and a valid one."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -75,13 +75,12 @@ _UNITS: dict[str, tuple[str, Mapping[str, int | Fraction]]] = {
     r"(requests|seed)$": ("", _SIZES | _BINARY | {"m": 10**6, "request": 1, "requests": 1}),
     r"": ("", _BINARY),
 }
-"""Units by the end of a field's name: in words, and sizes of other units of the same quantity.
-
-Units of several readings are absent: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
+"""Units by the end of a field's name: in words, and sizes of other units of the same quantity. Ambiguous units are
+absent: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
 
 
 def _units_of(name: str) -> tuple[str, Mapping[str, int | Fraction]]:
-    """Unit of a field in words, and the factors of the units that it may be written in."""
+    """Unit of a field in words, and factors of other accepted units."""
     return next(units for pattern, units in _UNITS.items() if re.search(pattern, name))
 
 
@@ -199,7 +198,7 @@ class ArgumentError(ForerunError):
 
 
 def check_number(argument: str, value: object, low: float, high: float, whole: bool) -> None:
-    """Refuse an argument that is no number within its bounds.
+    """Refuse an argument that is not a number within the bounds.
 
     >>> check_number("seed", -1, 0, float("inf"), whole=True)
     Traceback (most recent call last):
@@ -246,7 +245,7 @@ class InvariantError(RuntimeError):
         scenario: the scenario of the run, as JSON that ``forerun run`` takes.
         seed: seed of the run.
         options: further arguments of the command that repeats the run.
-        result: the run's result, where there is one; it does not travel between processes.
+        result: the run's result, if there is one; it does not travel between processes.
     """
 
     def __init__(self, invariant: str, scenario: str, seed: int, options: str = "", result: Any = None) -> None:

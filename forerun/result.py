@@ -56,7 +56,7 @@ class Summary(Json):
 
 
 class LatencyStatistics(NamedTuple):
-    """Statistics of one latency over the requests of a run; None where none was measured."""
+    """Statistics of one latency over the requests of a run; None if none was measured."""
 
     mean: float | None
     median: float | None
@@ -85,7 +85,7 @@ class Result:
     """The command that makes it: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
 
     report: ClassVar[str] = "dashboards.study_report"
-    """Name of its :class:`ReportModule`, imported when a figure or its files are wanted."""
+    """Name of the result's :class:`ReportModule`, imported when a figure or a report is requested."""
 
     @property
     def document(self) -> Json:
@@ -107,7 +107,7 @@ class Result:
         raise NotImplementedError
 
     def records(self) -> list[Json]:
-        """The rows of its data frame."""
+        """Rows of the result's data frame."""
         raise NotImplementedError
 
     @property
@@ -120,7 +120,7 @@ class Result:
 
     @property
     def conclusion(self) -> str:
-        """The answer in a sentence; empty where there is none."""
+        """The answer in a sentence; empty if there is none."""
         return str(self.document.get("conclusion") or "")
 
     def table(self, name: str = "") -> Table:
@@ -174,7 +174,7 @@ class Result:
         return tuple(self._report().figure_data(self))
 
     def figure(self, name: str = "") -> go.Figure:
-        """A Plotly figure: the main one, or the one of that name.
+        """A Plotly figure: the main one, or figure ``name``.
 
         Raises:
             ForerunError: there is none of that name.
@@ -279,7 +279,7 @@ def vars_of(value: object) -> Json:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """True if two values hold the same: arrays by element, NaN equal to NaN, dataclasses by field."""
+    """True if two values are equal: arrays by element, NaN equal to NaN, dataclasses by field."""
     if isinstance(one, np.ndarray):
         if not isinstance(other, np.ndarray) or one.dtype != other.dtype:
             return False

@@ -50,7 +50,7 @@ class Cell:
     aside: str = ""
     """Less important words after the text, such as an interval."""
     tone: Tone = ""
-    """``good`` and ``bad`` where the value is sure to be one of the two; ``faint`` for what is left out of account."""
+    """``good`` or ``bad`` if the value surely is; ``faint`` for a value that does not count."""
     value: object = None
     """Value of the cell in a data frame; default: the text."""
     detail: str = ""
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def after(self) -> str:
-        """Faint words behind the text."""
+        """Faint words after the text."""
         return f"{self.aside} {self.detail}".strip()
 
 
@@ -82,14 +82,14 @@ class Table:
 
     title: str
     columns: Sequence[str]
-    """Headings; where all are empty the table shows none."""
+    """Column headings; if all are empty, the table has no header."""
     rows: Sequence[Sequence[Value]]
     shown: int | None = None
     """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
     name: str = ""
     """Name of the table in its result: ``result.table("candidates")``."""
     details: Container[str] = ()
-    """Headings of columns, and labels of rows, that a terminal shows with ``--full`` alone."""
+    """Column headings and row labels that a terminal shows only with ``--full``."""
 
     @property
     def headed(self) -> bool:
@@ -108,7 +108,7 @@ class Table:
         return replace(self, columns=[self.columns[index] for index in kept], rows=rows, details=())
 
     def words(self, index: int) -> bool:
-        """True if a column holds words alone, or a text that may break its line: it aligns left."""
+        """True if a column is aligned left: it has only words, or a text that may break its line."""
         known = [text for row in self.rows if (text := cell_text(row[index])) != ABSENT]
         words = bool(known) and not any(map(_FIGURE.match, known))
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
@@ -138,7 +138,7 @@ class Table:
         return _records(self, shown, width)
 
     def _turned(self) -> Table | None:
-        """The table with a column for each of its rows; None where that makes no sense."""
+        """The transposed table; None if transposing makes no sense."""
         rows = self.rows[: self.shown]
         if not self.headed or not 0 < len(rows) <= MOST_SIDE_BY_SIDE:
             return None
@@ -280,7 +280,7 @@ def _definitions() -> dict[str, str]:
 
 @cache
 def definition(words: str) -> str | None:
-    """Definition of the longest term in a label such as ``p99 TTFT`` or ``mean_ttft_ms``; None where there is none.
+    """Definition of the longest term in a label such as ``p99 TTFT`` or ``mean_ttft_ms``; None if there is none.
 
     >>> definition("p99_tpot_ms")[:30]
     'TPOT, time per output token: ('
@@ -399,7 +399,7 @@ def _empty(table: Table, headed: bool, hidden: int) -> RichTable:
 
 
 def _text(cell: Value, width: int) -> Text:
-    """A cell in lines of at most ``width`` characters; its aside is dim."""
+    """A cell in lines of at most ``width`` characters; the aside is dim."""
     from rich.text import Text
 
     style, strong = ("", len(cell_text(cell))) if not isinstance(cell, Cell) else (_STYLES[cell.tone], len(cell.text))

@@ -25,7 +25,7 @@ def pieces(text: str) -> list[str]:
 
 
 def lines_of(text: str, width: int) -> list[str]:
-    """``text`` in lines of at most ``width`` characters; only a piece that is longer by itself is cut."""
+    """``text`` in lines of at most ``width`` characters; only a single piece that is longer is cut."""
     lines: list[str] = []
     for piece in pieces(text):
         if lines and len(lines[-1]) + 1 + len(piece) <= width:

@@ -1,4 +1,4 @@
-"""Processes that share independent runs; without any, or with little to do, work is done here."""
+"""Worker processes for independent runs; without workers, or with little to do, the caller does the work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORPHAN_CHECK_S = 1.0
-"""Seconds between two looks of a worker at whether the process that it works for still lives."""
+"""Seconds between two checks of a worker that its parent process still lives."""
 OWN_WORK_S = 2.0
 """CPU seconds of work that a study does before it starts processes. Each new process prices again the kernels that this
 one has not priced yet."""
@@ -39,7 +39,7 @@ class StartedWork(Generic[T]):
 
     result: Callable[[], T]
     future: Future[T] | None = None
-    """Tells when the result is there; None where the first call does the work."""
+    """Future of the result; None if the first call does the work."""
 
     def __call__(self) -> T:
         return self.result()
@@ -127,7 +127,7 @@ def study_workers(jobs: int | None) -> Workers:
 
 
 def _alone(task: Callable[[], T]) -> T:
-    """Run ``task`` in a process of its own."""
+    """Run ``task`` in a separate process."""
     from concurrent.futures.process import BrokenProcessPool
 
     pool = _process_pool(1)
@@ -157,7 +157,7 @@ def _end(pool: ProcessPoolExecutor) -> None:
 
 
 def follow_parent(parent: int) -> None:
-    """Prepare a worker: Ctrl-C ends it without a word, and so does the end of its parent."""
+    """Prepare a worker: it ends silently on Ctrl-C and when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

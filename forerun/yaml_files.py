@@ -37,11 +37,11 @@ _CORE = re.compile(
 rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-"""YAML 1.1's key of anchors: its mapping's values count where the own ones do not differ."""
+"""YAML 1.1's merge key: entries of its mapping are added unless the key is already present."""
 
 
 class _Part(NamedTuple):
-    """A value of a document as it was written."""
+    """A value of a document in its written form."""
 
     value: object
     size: int
@@ -59,7 +59,7 @@ class _Reader:
         self._anchors: dict[str, _Part] = {}
 
     def document(self) -> Any:
-        """The only document of the text; None where there is none."""
+        """The only document of the text; None if there is none."""
         next_event = self._parser.get_event
         next_event()
         begin = next_event()
@@ -150,7 +150,7 @@ def _lent(part: _Part) -> dict[Any, Any]:
 
 
 def _scalar(event: Event) -> Any:
-    """A value; one that cannot be, such as an integer of ten thousand digits, is refused with its line."""
+    """Parse a scalar; an impossible value, such as an integer of ten thousand digits, is refused with its line."""
     text: str = event.value
     if event.tag is not None and event.tag != "!":
         kind = event.tag.removeprefix(_TAG)
@@ -200,7 +200,7 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
 
 
 def bounded_text(path: Path) -> str:
-    """The text of a file that describes something; a device or pipe is read no further than any description goes."""
+    """Text of a description file; of a device or pipe, no more is read than the largest description may have."""
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:

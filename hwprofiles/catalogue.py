@@ -40,7 +40,7 @@ def link_names() -> tuple[str, ...]:
 
 
 def systems() -> Mapping[str, Mapping[str, Any]]:
-    """Machines of several chips by name: fields of a scenario's ``hardware`` that the name stands for."""
+    """Multi-chip machines: name -> the fields of ``hardware`` that it sets."""
     known: Mapping[str, Mapping[str, Any]] = packaged("hwprofiles", "systems.yaml")
     return known
 
@@ -111,7 +111,7 @@ def local_backends(chip: Chip) -> tuple[str, ...]:
 
 
 def _local_maker(chip: Chip) -> str:
-    """Name of the cards whose kernels stand for a chip's: its maker, and what it multiplies."""
+    """Name of the card group whose kernels are used for a chip: its maker and its math formats."""
     rates = chip.compute.dense_flops_per_s
     plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
     kind = "-with-fp8" if "fp8" in rates else ""

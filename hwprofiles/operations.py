@@ -49,7 +49,7 @@ class _Operation(NamedTuple):
     """Family of kernel parameters that a calibration fits."""
     columns: Mapping[str, _Column]
     call: Callable[[KernelRow], PriceCall]
-    """From columns to the call of the library that prices them."""
+    """Function from columns to the library call that prices the rows."""
     stored: Callable[[KernelRow], str]
     """Name of the parameter set by columns: format of the stored operand, and of the kernel if it has one."""
     words: tuple[str, ...]
@@ -100,7 +100,7 @@ def _attention(op: str) -> Callable[[KernelRow], PriceCall]:
 
 
 def _tail_keys(kernels: KernelLibrary, shape: AttentionShape, longest: Num, many: Num, seqs: Num, tokens: Num) -> Num:
-    """Length of the ``many`` longest sequences (0 = all alike) beyond the mean of those that end alone."""
+    """Excess of the ``many`` sequences of length ``longest`` over the mean of the ``tail_sequences`` longest."""
     if not np.any(longest):
         return 0.0 * longest
     alone = np.maximum(1e-9, kernels.tail_sequences(shape))
@@ -149,7 +149,7 @@ def _check_moe(op: str, row: KernelRow) -> None:
 
 
 def _pass_kernel(row: KernelRow) -> str:
-    """Name of a memory-bound kernel with a parameter set of its own; empty for all others."""
+    """Name of a memory-bound kernel that has its own parameter set; empty for all others."""
     name: str = row["name"]
     return name.removeprefix(CONVOLUTION) if name.startswith(CONVOLUTION) or name == COPY else ""
 

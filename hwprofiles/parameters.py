@@ -127,7 +127,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 def _with_times(record: _R, ratio: float) -> _R:
-    """Copy of a record with its times, and those of the kernels in it, multiplied by ``ratio``."""
+    """Copy of a record with all its times, including nested kernels', multiplied by ``ratio``."""
     values = {name: getattr(record, name) for name in type(record).model_fields}
     scaled = {name: value * ratio for name, value in values.items() if name.endswith("_s")}
     kernels = {
@@ -489,8 +489,8 @@ class SparseParameters(FamilyParameters):
     row_tile: Positive = 64.0
     """Rows of queries (heads that share an entry) per work item; fewer are padded."""
     few_heads_efficiency: Fraction = 0.0
-    """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads; 0 = the same. Used where kernels
-    that widen 8-bit entries themselves serve those (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``)."""
+    """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads; 0 = the same. Used if few heads
+    run in kernels that widen 8-bit entries themselves (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``)."""
     pair_s: NonNegative = 0.0
     """Core time in seconds of each pair of query and key, masked or not, per index head.
 

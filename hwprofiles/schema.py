@@ -74,7 +74,7 @@ class Compute(Group):
     """True if copies into a core overlap with its arithmetic (Hopper and later: TMA, persistent warp-specialised
     kernels)."""
     exponentials_per_clock: float = Field(default=16.0, gt=0)
-    """Exponentials of a core per clock cycle (special function units): softmax beside the products of attention."""
+    """Exponentials of a core per clock cycle (special function units), for the softmax of attention."""
     fidelity: dict[str, Literal["LoFi", "HiFi2", "HiFi3", "HiFi4"]] = Field(default_factory=dict)
     """Tenstorrent math fidelity at which the peak of a format is stated."""
 
@@ -159,7 +159,7 @@ class Price(Group):
 
 
 class Host(Group):
-    """Costs of the host that come with a chip's software; other engines bring costs of their own (``frameworks.yaml``).
+    """Host costs of a chip's own software; other engines have their costs in ``frameworks.yaml``.
 
     Chips of kind ``tensix`` have them, and a machine on which an engine was measured.
     """
@@ -184,7 +184,7 @@ class Chip(Record):
     vendor: str = Field(min_length=2)
     kind: ChipKind
     like: str | None = None
-    """Catalogue chip of the same architecture whose fitted kernels stand in where this chip has none of its own."""
+    """Catalogue chip of the same architecture whose fitted kernels are used if this chip has none."""
     compute: Compute
     memory: Memory
     on_chip: OnChip
@@ -244,7 +244,7 @@ class Chip(Record):
         """Return the chip under a board power limit: cores, on-chip store and latencies slow down, memory does not.
 
         Dynamic power scales as the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
-        step with the clock, 1 where it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit above the TDP
+        step with the clock, 1 if it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit above the TDP
         changes only the maximum power, and no vendor allows one of ``MOST_OF_TDP`` times as much.
 
         Args:

@@ -41,7 +41,7 @@ class TraceColumn(NamedTuple):
 
 
 def candidates(names: str | Sequence[str]) -> tuple[TraceColumn, ...]:
-    """Columns from names, with a unit behind a colon; names that stand for several units come after all others."""
+    """Columns from names, with a unit after a colon; names that fit several units come last."""
     plain, with_units = [], []
     for name, _, unit in (text.partition(":") for text in ([names] if isinstance(names, str) else names)):
         if unit in ("any", "suffix"):
@@ -107,8 +107,8 @@ _NO = ("false", "0", "no", "off")
 class Cells:
     """Typed access to one row or mapping by key; a missing key, an empty cell and NaN all return None.
 
-    A key may be a dotted path into nested objects. Every method raises TraceError, with the place (file and line) and
-    the key, where something else stands there.
+    A key may be a dotted path into nested objects. Every method raises TraceError, with place (file and line) and key,
+    if the value has another type.
     """
 
     def __init__(self, values: object, place: str) -> None:
@@ -172,6 +172,6 @@ class Cells:
         return value if value is not None and value > 0 else None
 
     def rounded(self, key: str) -> int | None:
-        """Return the positive number under ``key``, rounded; None if it rounds to nothing that was measured."""
+        """Return the positive number under ``key``, rounded; None if it rounds to 0."""
         value = self.positive(key)
         return round(value) if value else None

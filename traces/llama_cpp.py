@@ -86,7 +86,7 @@ def _rate(kind: str, tokens: float, seconds: float, place: str, **more: Any) -> 
 
 
 def _server(path: Path, lines: list[str]) -> Iterator[LocalRate]:
-    """Timings that a server prints for each request; what its drafts came to follows them."""
+    """Timings that a server prints for each request, followed by its draft statistics."""
     prompt = 0
     pending: LocalRate | None = None
     for number, line in enumerate(lines, 1):
@@ -188,7 +188,7 @@ def _bench_json(path: Path, text: str) -> Iterator[LocalRate]:
 
 
 def _finite(value: float) -> float:
-    """A number of a JSON file; infinite where it is larger than any float."""
+    """A number of a JSON file; infinite if it is larger than any float."""
     try:
         return float(value)
     except OverflowError:

@@ -136,7 +136,7 @@ def warning_area(lines: Sequence[str]) -> Component:
 
 
 def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
-    """Evidence basis of the numbers of a page; None where nothing was computed."""
+    """Evidence basis of the numbers of a page; None if nothing was computed."""
     lines: list[Component] = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
     if len(lines) > MOST_NOTES:
         lines = [fold(f"{len(lines)} notes on these numbers", lines)]

@@ -52,7 +52,7 @@ def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
 
 
 def devices(served: ServedFolders, trace: str) -> list[str]:
-    """Names of the devices in a served trace; empty where it does not say."""
+    """Names of the devices in a served trace; empty if it does not say."""
     table = _table(*_file(served, trace))
     word = table.word("device")
     return sorted({str(word.names[code]) for code in np.unique(word.codes)} - {""})

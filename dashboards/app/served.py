@@ -53,7 +53,7 @@ class ServedFolders:
     folders: tuple[Path, ...]
     """Served folders; they may be empty."""
     session: Path
-    """For the runs of one session, or of all where none is meant."""
+    """For the runs of one session, or of all if none is meant."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
@@ -132,7 +132,7 @@ class ServedFolders:
         return str(_sample("kernels-cpu.machine.yaml")) if name == SAMPLE_CHIP else name
 
     def confined(self, name: str) -> Path | None:
-        """The file inside a served folder that ``name`` means there; None where there is none, or it lies outside."""
+        """The file inside a served folder that ``name`` means there; None if there is none, or it lies outside."""
         for folder in self.folders:
             try:
                 path = (folder / name).resolve()

@@ -233,7 +233,7 @@ HIT_RATES = (0.0, 0.25, 0.5, 0.625, 0.75, 0.875, 0.95, 1.0)
 
 
 class ContextMapData(NamedTuple):
-    """``speedup[row, context]`` of two groups over one; NaN where the KV does not fit."""
+    """``speedup[row, context]`` of two groups over one; NaN if the KV does not fit."""
 
     rows: tuple[str, ...]
     """Hit rates, or layouts."""

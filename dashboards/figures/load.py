@@ -19,7 +19,7 @@ TIME_BINS = 120
 
 
 class LoadFigure(NamedTuple):
-    """Steady-state means of one deployment by request rate; NaN where there is no steady state."""
+    """Steady-state means of one deployment by request rate; NaN if there is no steady state."""
 
     name: str
     method: str
@@ -65,7 +65,7 @@ KNEE = 2.0
 
 
 def knee(curve: LoadFigure) -> float | None:
-    """The rate at which mean TTFT is ``KNEE`` times that at the lowest load; None where it stays below."""
+    """The rate at which mean TTFT is ``KNEE`` times that at the lowest load; None if it stays below."""
     rates, ttft = curve.request_rate, curve.ttft_ms
     known = np.isfinite(ttft)
     if not known.any() or ttft[known][-1] < KNEE * ttft[known][0]:
@@ -74,7 +74,7 @@ def knee(curve: LoadFigure) -> float | None:
 
 
 def highest_within(curve: LoadFigure, limits: Mapping[str, float]) -> float | None:
-    """The highest rate of a curve at which every mean is within its limit; None where none is."""
+    """The highest rate of a curve at which every mean is within its limit; None if none is."""
     rates = []
     for metric, limit in limits.items():
         values = getattr(curve, metric)
@@ -96,7 +96,7 @@ class TrafficData(NamedTuple):
 
     Attributes:
         began_s: first request by the log's clock, in seconds since 1970; None without dates.
-        time_s: starts of the bins; empty where the log tells no times.
+        time_s: starts of the bins; empty if the log tells no times.
         requests_per_s: arrivals in each.
         tokens: lower ends of the bins of length, a quarter of an octave wide.
         lengths: share of the prompts and of the answers in each.
@@ -160,7 +160,7 @@ class HoursData(NamedTuple):
 
 
 def hours_data(document: Json) -> HoursData | None:
-    """Replicas by the hour of a plan's document; None where its load has no hours."""
+    """Replicas by the hour of a plan's document; None if its load has no hours."""
     hours = document["hours"]
     if not hours:
         return None

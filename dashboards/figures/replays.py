@@ -177,7 +177,7 @@ def scores_figure(data: ScoresData) -> go.Figure:
 
 
 def coverage_figure(data: ScoresData) -> go.Figure:
-    """Share of measurements inside the 90 % interval of their prediction, by group; empty where none has one."""
+    """Share of measurements inside the 90 % interval of their prediction, by group; empty if none has one."""
     figure = go.Figure()
     part = [bar for bar in data.groups if bar.coverage90 is not None]
     shares, labels = [bar.coverage90 for bar in part], [_label(bar) for bar in part]
@@ -206,7 +206,7 @@ class ServingParity(NamedTuple):
 
 
 def serving_parity_data(document: Json, metric: str) -> ServingParity | None:
-    """The runs of a replay document that measured ``metric``; None where there are fewer than two."""
+    """The runs of a replay document that measured ``metric``; None if there are fewer than two."""
     runs = [run for run in document["runs"] if metric in run["error"]]
     if len(runs) < 2:
         return None

@@ -171,7 +171,7 @@ def timeline_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) 
 
 
 def request_spans(run: RunFolder, bins: int) -> Spans | None:
-    """The engine steps of ``run`` as spans over ``bins`` equal parts of its time; None where there is no step."""
+    """The engine steps of ``run`` as spans over ``bins`` equal parts of its time; None if there is no step."""
     start_s, seconds = run.steps["start_s"], run.steps["seconds"]
     if not len(start_s):
         return None
@@ -332,7 +332,7 @@ def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None 
 
 
 def slowest(run: RunFolder) -> int | None:
-    """The completed request that waited longest for its first token; None where none completed."""
+    """The completed request that waited longest for its first token; None if none completed."""
     ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
     return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
 

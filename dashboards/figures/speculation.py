@@ -35,7 +35,7 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
 
     Args:
         x, y: of the columns and rows.
-        gain: speedup per row and column; NaN where there is none.
+        gain: speedup per row and column; NaN if there is none.
         title: of the colour bar.
         hover: Plotly's hover template.
     """

@@ -114,7 +114,7 @@ class LoadCurveData(NamedTuple):
     metric: str
     basis: str | None
     capacity: float | None = None
-    """The most load that a variant or the baseline can serve; None where it is not known, or a higher one counts."""
+    """The most load that a variant or the baseline can serve; None if it is not known, or a higher one counts."""
 
 
 def forest_data(document: Json) -> ForestData:
@@ -221,7 +221,7 @@ def bars_text(data: BarsData) -> str:
 
 
 def tornado_data(document: Json) -> TornadoData | None:
-    """The swings of the variant that the conclusion names; None where nothing moves."""
+    """The swings of the variant that the conclusion names; None if nothing moves."""
     data = read_document(CompareDocument, document)
     if not data.contenders:
         return None
@@ -261,7 +261,7 @@ def tornado_text(data: TornadoData) -> str:
 
 
 def load_curve_data(document: Json) -> LoadCurveData | None:
-    """Speedups over the loads that can be served; None where the comparison tried no other load."""
+    """Speedups over the loads that can be served; None if the comparison tried no other load."""
     data = read_document(CompareDocument, document)
     if data.load_curves is None or not any(curve.points for curve in data.load_curves.curves):
         return None
@@ -365,7 +365,7 @@ class ParetoData(NamedTuple):
 
 
 def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
-    """Every simulated load of a ``plan`` document's layouts; None where none has both figures."""
+    """Every simulated load of a ``plan`` document's layouts; None if none has both figures."""
     home, best = document["scenario"]["hardware"]["chip"], document["best"] or {"layout": None}
     rows = [
         (candidate, point)
@@ -490,7 +490,7 @@ class SweepData(NamedTuple):
 
 
 def sweep_data(document: Json) -> SweepData | None:
-    """The finished points of a ``sweep`` document by field; None where none measured its metric."""
+    """The finished points of a ``sweep`` document by field; None if none measured its metric."""
     data = read_document(SweepDocument, document)
     known = [(point, value) for point in data.done if (value := point.value(data.metric)) is not None]
     if not known:

@@ -85,7 +85,7 @@ WIDEN_OVERLAP = 1.3
 
 PRODUCT_EFFICIENCY, SOFTMAX_CLOCKS, SOFTMAX_OVERLAP = 0.825, 0.0148, 2.5
 """Parameters of prefill attention: peak share of products, softmax clock cycles, sharpness of their smooth maximum. The
-cycles of a core are for what softmax does of a (query, key) pair beside its exponential. With 16 exponentials a cycle a
+clock cycles are a core's softmax work per (query, key) pair without the exponential. With 16 exponentials a cycle a
 B200 then takes 0.083 and 0.104 cycles a pair with heads of 64 and 128, as its fits do (0.0331 and 0.0662 at the peak
 alone); 0.18 and 0.24 with MLA's prompts and heads of 256 (0.12 to 0.14 and 0.20 fitted)."""
 
@@ -266,7 +266,7 @@ def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes:
 
 
 class KvSplit(NamedTuple):
-    """Work items of a decode kernel, and how they spread over the cores."""
+    """Work items of a decode kernel, and their distribution over the cores."""
 
     items: Num
     """Work items before the KV axis is split: sequences x KV heads x row tiles."""
@@ -279,7 +279,7 @@ class KvSplit(NamedTuple):
     waves: Num
     """Items that the busiest core computes one after the other."""
     speed: Num = 1.0
-    """Speed of a core relative to those that share a KV head."""
+    """Speed of a core relative to cores that share a KV head."""
 
 
 def stream_time(xp: Functions, split: KvSplit, moved: Num, bandwidth: Num, core_bandwidth: Num) -> Num:
@@ -291,7 +291,7 @@ def stream_time(xp: Functions, split: KvSplit, moved: Num, bandwidth: Num, core_
         xp: functions for the type of the sizes.
         split: work items.
         moved: bytes.
-        bandwidth, core_bandwidth: of the memory, and what one core draws of it, bytes/s.
+        bandwidth, core_bandwidth: bandwidth of the memory, and the part that one core reaches, bytes/s.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> full = KvSplit(items=132, row_tiles=1, rows=16, splits=1, waves=1)
@@ -316,8 +316,8 @@ def computing_time(xp: Functions, split: KvSplit, cores: float, keys: Num, key_s
         cores: of the chip.
         keys: keys of an item, padding included.
         key_s: seconds of an item for one key.
-        pair_share: slowdown of an item while the other core of its pair is busy: in all waves, but for a last one of
-            at most half the cores.
+        pair_share: slowdown of an item while the other core of its pair is busy: in all waves except a last one with at
+        most half the cores.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> split = KvSplit(items=8, row_tiles=1, rows=16, splits=8, waves=1)
@@ -400,7 +400,7 @@ def decode_split(
     Args:
         xp: functions for the type of the sizes.
         parameters: of the kernel.
-        cores, split_cores: of the chip, and those for which the library splits.
+        cores, split_cores: cores of the chip, and the number of cores for which the library splits.
         shape: layer on one chip.
         sizes: sequences, queries of each, keys of each.
 
@@ -478,7 +478,7 @@ def _kernel_time(
 
 
 KEPT_FADE = 1.25
-"""Size of a pass, as a multiple of the retained bytes, at which the cache hit rate reaches 0."""
+"""Bytes of one pass over K and V, relative to the cache's retained bytes, at which nothing hits."""
 
 
 def one_pass_time(

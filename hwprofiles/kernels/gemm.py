@@ -188,7 +188,7 @@ def few_rows_time(
 
 
 AMAX_S = 7.2e-6
-"""Least time of the kernel that finds the largest activation of a whole matrix before it is quantised, in seconds.
+"""Minimum seconds of the kernel that finds the largest activation of a matrix before quantisation.
 
 Source: tables ``computescale`` of NVIDIA aiconfigurator-core 0.12.0 (trtllm 1.3.0rc20, H100 and H200; up to 256 rows).
 """

@@ -26,7 +26,7 @@ class Routing(NamedTuple):
     """``balanced``: every expert the same number of tokens. ``uniform``: every token picks at random, all experts
     alike. ``power-law``: expert loads drawn from a truncated power law, as NVIDIA's aiconfigurator draws them.
     ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``.
-    ``identical``: all tokens are one, as an engine's dummy tokens, and pick the same experts."""
+    ``identical``: all tokens are equal, like an engine's dummy tokens, and pick the same experts."""
     alpha: float = 0.0
     """Exponent of the power law or of Zipf's."""
 

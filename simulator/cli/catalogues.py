@@ -1,4 +1,4 @@
-"""``forerun chips``, ``forerun models`` and ``forerun workloads``: what is there, and checks of a user's own files."""
+"""``forerun chips``, ``forerun models`` and ``forerun workloads``: list catalogues, and check a user's own files."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def run_command(words: Sequence[str]) -> int:
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the main thread, so that what is half done is cleaned up; the exit code is 143."""
+    """Let SIGTERM unwind the main thread, so that unfinished work is cleaned up; the exit code is 143."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +97,7 @@ def refuse_empty(words: Sequence[str]) -> None:
 
 
 def broken_invariant_line(error: InvariantError) -> str:
-    """The broken invariant, and the scenario that shows it, in a file of its own or within the line."""
+    """One line on the broken invariant, with the scenario that reproduces it, in a file or within the line."""
     from simulator.running.metrics.files import write_text_atomically
 
     file = Path(f"forerun-broken-invariant-{error.mark}.json")
@@ -112,7 +112,7 @@ def broken_invariant_line(error: InvariantError) -> str:
 
 
 def error_line(error: Exception) -> str:
-    """``error`` in one line; for files the name first and then what the system says."""
+    """``error`` in one line; for files, first the name and then the system's message."""
     if isinstance(error, ArgumentError):
         return error.as_option
     if isinstance(error, OSError) and error.strerror:
@@ -122,7 +122,7 @@ def error_line(error: Exception) -> str:
 
 
 def ready_streams() -> None:
-    """Let stdout and stderr take any text: closed ones lose it, and what an ASCII terminal cannot show is escaped."""
+    """Let stdout and stderr accept any text: closed streams drop it, ASCII terminals get escaped characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -132,6 +132,6 @@ def ready_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Send what is still to be written nowhere, once stdout proved full or closed; else Python complains at exit."""
+    """Discard pending output once stdout proved full or closed; otherwise Python complains at exit."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)

@@ -104,7 +104,8 @@ def console() -> Console:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
     class PipedConsole(Console):
-        """A console whose reader may leave early (``| head``). The rest is dropped and the exit code stays as it is."""
+        """A console whose reader may leave early (``| head``). Further output is dropped and the exit code is
+        unchanged."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -114,7 +115,7 @@ def console() -> Console:
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
-    """Write ``document`` where ``--json`` says; print ``human``, or what it returns, unless stdout is taken by JSON."""
+    """Write ``document`` to ``--json``; print ``human``, or its return value, unless JSON goes to stdout."""
     from forerun.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 
@@ -137,7 +138,7 @@ def emit(document: Any, json_file: str | None, human: Any) -> None:
 
 
 def show(result: Result, json_file: str | None, out: Path | None, last: str | None = None, full: bool = True) -> None:
-    """Save a result where ``--out`` says, write its document where ``--json`` says, and print it."""
+    """Save a result to ``--out``, write its document to ``--json``, and print it."""
     if out is not None:
         result.save(out)
     emit(
@@ -163,7 +164,7 @@ def printed(
     notes: Sequence[str] = (),
     full: bool = True,
 ) -> list[Any]:
-    """A result for the terminal: its title, its conclusion, its tables, what their terms mean, its notes."""
+    """A result for the terminal: title, conclusion, tables, definitions of terms, notes."""
     from rich.text import Text
 
     parts: list[Any] = [Text(title, style="bold").append(f"  {facts}", style="dim not bold")]
@@ -181,7 +182,7 @@ def printed(
 
 
 def left_out(table: Table, view: Table) -> list[str]:
-    """Columns and rows that a view of a table leaves out, in words."""
+    """Text that lists the columns and rows omitted from a table."""
     title = table.title.partition(" (")[0]
     if table.rows and not view.rows:
         return [title]

@@ -112,7 +112,7 @@ def twin(
 ) -> int:
     """Compare a live engine with its simulation, continuously, and name the cause of a gap.
 
-    A canary: with --fail-above the exit code is 1 where the engine is off.
+    A canary: with --fail-above the exit code is 1 if the engine is off.
     """
     from forerun.errors import ArgumentError, ForerunError
     from simulator.running.scenario import load_scenario

@@ -67,7 +67,7 @@ class Architecture:
     layer_groups: tuple[LayerGroup, ...]
     tie_word_embeddings: bool
     max_position: int | None
-    """Longest context in tokens that the model was published for; None where not stated."""
+    """Longest context in tokens that the model was published for; None if not stated."""
     source: str
     """Source of the numbers: a repository's config.json, or the user's file."""
     checkpoint_dtypes: Mapping[str, str] = field(hash=False)
@@ -79,7 +79,7 @@ class Architecture:
     notes: tuple[str, ...] = ()
     """Notes for readers of results on how this model is described."""
     layer_order: tuple[int, ...] = ()
-    """Group of each layer, from the first to the last; empty where the groups follow one another."""
+    """Group of each layer, from the first to the last; empty if the groups follow one another."""
     active_counts: ActiveCounts = "without-embedding"
     family: str = ""
     """Type of the model as its config names it; empty for Forerun's own fields."""

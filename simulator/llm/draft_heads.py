@@ -43,7 +43,7 @@ class DraftHead:
     """A draft head that an engine runs with its target."""
 
     architecture: Architecture
-    """Layers and LM head as a model of its own; the embedding is the target's."""
+    """Layers and LM head as a separate model; the embedding is the target's."""
     own_lm_head: bool
     """True if the head holds LM-head weights; otherwise it multiplies with the target's."""
     fused_hidden_states: int
@@ -148,7 +148,7 @@ def published_head_names() -> tuple[str, ...]:
 
 
 def published_head(name: str, method: str, target: Architecture) -> PublishedHead:
-    """A public head by the repository of its weights, checked to fit its target; EAGLE-2 runs EAGLE's heads.
+    """Published head, by repository of its weights; checked to fit the target. EAGLE-2 runs EAGLE's heads.
 
     Raises:
         ForerunError: no such head, of another method, or for a target of another hidden size.

@@ -83,11 +83,11 @@ class Fields:
         return self._whole(key, self.require(key, f"a whole number from {low}"), low, high)
 
     def whole_or(self, key: str, default: Default, low: int = 1, high: int = LARGEST) -> int | Default:
-        """A whole number within [low, high], or ``default`` where the field is absent."""
+        """A whole number within [low, high], or ``default`` if the field is absent."""
         return self._whole(key, self.values[key], low, high) if self.has(key) else default
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean, or ``default`` where the field is absent."""
+        """A boolean, or ``default`` if the field is absent."""
         value = self.get(key)
         if value is None:
             return default
@@ -96,7 +96,7 @@ class Fields:
         return value
 
     def text(self, key: str, default: Default) -> str | Default:
-        """A text, or ``default`` where the field is absent."""
+        """A text, or ``default`` if the field is absent."""
         value = self.get(key)
         if value is None:
             return default
@@ -105,7 +105,7 @@ class Fields:
         return value
 
     def choice(self, key: str, allowed: Iterable[str], default: Default) -> str | Default:
-        """One of ``allowed``, or ``default`` where the field is absent."""
+        """One of ``allowed``, or ``default`` if the field is absent."""
         value = self.text(key, None)
         if value is None:
             return default
@@ -120,7 +120,7 @@ class Fields:
         return replace(self, values={**self.values, **alike})
 
     def items(self, key: str) -> list[object]:
-        """A list; empty where the field is absent."""
+        """A list; empty if the field is absent."""
         value = self.get(key)
         if value is None:
             return []
@@ -129,7 +129,7 @@ class Fields:
         return list(value)
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts; empty where the field is absent."""
+        """A list of texts; empty if the field is absent."""
         texts = []
         for value in self.items(key):
             if not isinstance(value, str):

@@ -80,7 +80,7 @@ def read_header(path: Path) -> Header:
         _fail(path, f"reading GGUF files needs the package gguf; {install_hint('local')}")
 
     class HeaderReader(gguf.GGUFReader):  # type: ignore[misc]
-        """The package's reader without its views of the tensors' data, which a header alone does not have."""
+        """The package's reader without views of tensor data, which a header does not contain."""
 
         def _get(self, offset: int, dtype: object, count: int = 1, override_order: object = None) -> Any:
             numbers = super()._get(offset, dtype, count, override_order)
@@ -171,7 +171,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def recipe_of(name: str) -> dict[str, str] | None:
-    """Formats of a GGUF file type by role of the matrix; None where there is no such type."""
+    """Formats of a GGUF file type by role of the matrix; None if there is no such type."""
     recipes: dict[str, dict[str, str]] = packaged("simulator.llm", "gguf_recipes.yaml")
     return recipes.get(name.lower()) or recipes.get(f"{name.lower()}_m")  # Q4_K is short for Q4_K_M
 
@@ -196,7 +196,7 @@ def recipe_dtypes(architecture: Architecture, name: str) -> dict[str, str] | Non
 
 
 def _roles(tensor: Tensor, mixer: Mixer | None) -> list[tuple[str, float]]:
-    """Names under which recipes treat a matrix, with their shares of its weights."""
+    """Role names of a matrix in quantisation recipes, each with its share of the matrix's weights."""
     if tensor.name.endswith("down_proj") and tensor.part != "shared_expert":
         return [("down", 1.0)]
     if tensor.part == "expert":
@@ -261,7 +261,7 @@ _ADAPT: Mapping[str, Callable[[Config, Header, str], None]] = {
 
 
 def _config(name: str, header: Header) -> Config:
-    """The metadata as the fields of a config.json; what its class implies is read off the tensors."""
+    """The metadata as config.json fields; values implied by the model class are read from the tensors."""
     family = dict(packaged("simulator.llm", "gguf_names.yaml")["families"][name])
     config: Config = {"model_type": family.pop("model_type"), "torch_dtype": "float16"}
     for field, key in {**packaged("simulator.llm", "gguf_names.yaml")["common"], **family}.items():

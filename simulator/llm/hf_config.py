@@ -80,7 +80,7 @@ def from_hf_config(
 
 
 def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
-    """The language model's own fields, with what the outer config says for both parts."""
+    """The language model's own fields, plus fields of the outer config for both parts."""
     key = next((key for key in _TEXT_SECTIONS if outer.has(key)), None)
     if key is None:
         if not outer.has("vocab_size") and ("vision_config" in outer.values or "image_size" in outer.values):
@@ -139,7 +139,7 @@ def _refuse_unmodelled(fields: Fields, family: Family | None) -> None:
 
 
 def _generic(fields: Fields, model_type: str) -> Family:
-    """Llama's structure for an unknown type, only where the config states all that Llama's class would imply."""
+    """Llama's structure for an unknown type, only if the config states everything that Llama's class would imply."""
     place = f"model_type '{model_type[:40]}' is not known here, so it must be stated" if model_type else "no model_type"
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "tie_word_embeddings"):
         fields.require(key, place)

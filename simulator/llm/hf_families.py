@@ -32,9 +32,9 @@ class MoeNames(NamedTuple):
     shared_count: str | None = None
     """Number of shared experts, each as wide as a routed one (or as ``shared_width`` says)."""
     shared_width: str | None = None
-    """Width of one shared expert, or of all where there is no ``shared_count``."""
+    """Width of one shared expert, or of all if there is no ``shared_count``."""
     dense_width: str | None = None
-    """Width of layers without experts, where it may have a field of its own."""
+    """Field with the width of layers without experts, for families with a separate field."""
     latent_width: str | None = None
     """Field with the width of the projection that the experts read, for families that may have one."""
 
@@ -78,7 +78,7 @@ class Family:
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Class defaults that published checkpoints rely on."""
     layers: str = "uniform"
-    """Reader of its layers: all alike but for windows and experts, or one of ``hf_hybrid.READERS``."""
+    """Reader of the layers: equal except windows and experts, or one of ``hf_hybrid.READERS``."""
     active_counts: ActiveCounts = "without-embedding"
     """Tables in the makers' count of active parameters (``Architecture.active_counts``)."""
     output_gate: Flag | bool = False
@@ -90,7 +90,7 @@ class Family:
 
 @cache
 def known_family(model_type: str) -> Family | None:
-    """The family of a model type as ``hf_families.yaml`` has it; None where it has no such type."""
+    """The family of a model type in ``hf_families.yaml``; None if it has no such type."""
     facts = packaged("simulator.llm", "hf_families.yaml").get(model_type)
     if facts is None:
         return None
@@ -100,7 +100,7 @@ def known_family(model_type: str) -> Family | None:
 
 
 def moe_names(moe: Moe) -> MoeNames:
-    """Names of the fields in which such families state their experts."""
+    """Names of the fields in which MoE families state their experts."""
     return MoeNames(**_names()["experts"][moe])
 
 

@@ -42,7 +42,7 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def state_dtype(fields: Fields, *keys: str) -> str:
-    """Format of recurrent states under one of ``keys``; fp32 where none is stated."""
+    """Format of recurrent states under one of ``keys``; fp32 if none is stated."""
     stated = [fields.choice(key, _STATE_DTYPES, None) for key in keys]
     return next((_STATE_DTYPES[name] for name in stated if name), RECURRENT_DTYPE)
 
@@ -90,7 +90,7 @@ _NEMOTRON_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def nemotron_blocks(fields: Fields, letters_key: str, names_key: str) -> list[str]:
-    """Kind of each block of a Nemotron-H model, whether letters or names state it; empty where neither does."""
+    """Kind of each block of a Nemotron-H model, whether letters or names state it; empty if neither does."""
     letters = fields.text(letters_key, "")
     blocks = [_NEMOTRON_BLOCKS.get(letter, letter) for letter in letters] or fields.texts(names_key)
     for block in blocks:
@@ -128,7 +128,7 @@ def _nemotron_h(config: Config) -> Layers:
 
 
 def _blocks(config: Config) -> Layers:
-    """Nemotron-NAS (DeciLM): each block says what it keeps of Llama's layer."""
+    """Nemotron-NAS (DeciLM): each block states the parts of Llama's layer that it keeps."""
     fields = config.fields
     entries = fields.items("block_configs")
     if len(entries) != config.num_layers:
@@ -207,7 +207,7 @@ def _ratios(fields: Fields, num_layers: int) -> list[int]:
 
 
 def _block_sparse(config: Config) -> Layers:
-    """MiniMax-M3: grouped-query attention over the best blocks of keys, but for the first layers."""
+    """MiniMax-M3: grouped-query attention over the best blocks of keys, except the first layers."""
     fields, count = config.fields, config.num_layers
     attention = read_attention(fields, config.family, config.hidden)
     fields.seen.update(("moe_intermediate_size", "shared_intermediate_size", "num_mtp_modules"))

@@ -10,7 +10,7 @@ from forerun.errors import ForerunError
 
 Part = Literal["embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm"]
 PARTS: tuple[Part, ...] = ("embedding", "lm_head", "attention", "mlp", "expert", "shared_expert", "router", "norm")
-"""The parts of a model that can hold weights of their own dtype."""
+"""Parts of a model that can each have their own weight dtype."""
 
 Split = Literal["column", "row", "replicated", "expert"]
 """Division of a matrix by tensor parallelism: its outputs, its inputs, not at all, or as routed experts. These have
@@ -257,7 +257,7 @@ class MoeMlp:
     shared_gate: bool = False
     """True if a learned scalar gate scales the shared expert (Qwen2-MoE)."""
     on_other_device: bool = field(default=False, kw_only=True)
-    """True if another chip than the layer's own holds and runs the routed experts."""
+    """True if a different chip than the layer's own stores and runs the routed experts."""
 
     def tensors(self, hidden_size: int) -> Iterator[Tensor]:
         """Router, routed experts (``copies`` of them), shared experts."""

@@ -34,7 +34,7 @@ class PublishedParameters:
 
     total: int
     active: int | None
-    """Active parameters per token; None where not stated."""
+    """Active parameters per token; None if not stated."""
     active_counts: ActiveCounts
     """Tables in the stated active count (``Architecture.active_counts``)."""
     exact: bool

@@ -104,7 +104,7 @@ class KimiDeltaAttention(Recurrent):
     num_heads: int
     head_dim: int
     full_rank_gate: bool = False
-    """True if the output gate is one matrix; otherwise it goes through ``head_dim`` channels, as the decay does."""
+    """True if the output gate is one matrix; otherwise it has a bottleneck of ``head_dim`` channels, like the decay."""
     state_dtype: str = RECURRENT_DTYPE
     label: ClassVar[str] = "Kimi delta attention"
 
@@ -289,7 +289,7 @@ class IndexedAttention(SelectiveAttention):
     index_heads: int
     index_head_dim: int
     own_indexer: bool = True
-    """False where the layer reads the keys that an earlier layer's indexer chose (GLM-5.2's ``indexer_types``)."""
+    """False if the layer reads the keys that an earlier layer's indexer chose (GLM-5.2's ``indexer_types``)."""
     label: ClassVar[str] = "indexed sparse attention"
 
     @property

@@ -118,10 +118,10 @@ _OPTIONAL_ZERO = ("shared_intermediate_size", "ratio", "top_k", "index_heads", "
 
 
 def _built(fields: Fields, kind: type[Described], *besides: str) -> Described:
-    """An object from fields of its own names; what has a default may be left out.
+    """Build an object from fields with the same names; fields with a default may be omitted.
 
     Raises:
-        ForerunError: a field that the kind does not have, one missing, or a wrong value.
+        ForerunError: an unknown field, a missing field, or a wrong value.
     """
     described = {field.name: field.default for field in dataclass_fields(kind)}  # type: ignore[arg-type]
     fields.refuse_others((*described, *besides))

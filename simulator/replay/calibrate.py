@@ -1,4 +1,5 @@
-"""Fits a chip's kernel parameters to measured kernels, and learns what physics leaves over; each with its evidence."""
+"""Fits a chip's kernel parameters to measured kernels, and learns a correction of the remaining error; each with
+evidence."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ class FamilyFit(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Calibration(Replay):
-    """A chip with fitted parameters, the corrections learned on top, and what was left out."""
+    """A chip with fitted parameters and learned corrections, and the rows left out."""
 
     kind = "calibrate"
 
@@ -127,7 +128,7 @@ class Calibration(Replay):
         return Summary({f"{one.family} {one.dtype}": one.held_out_mape for one in self.fits})
 
     def tables(self) -> list[Table]:
-        """Errors by kernel family, and what is not used."""
+        """Errors by kernel family, and unused rows."""
         return calibration_tables(self.document)
 
     def records(self) -> list[dict[str, Any]]:
@@ -346,8 +347,7 @@ class _KernelFit:
         source: Source,
         residual: bool,
     ) -> tuple[FamilyFit, Correction | None]:
-        """Errors on ``rows`` that a fit on ``seen`` has not seen, and the parameters with that; the correction, if
-        any."""
+        """Errors on those ``rows`` outside ``seen``, the parameters with these errors, and the correction, if any."""
         training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, self.split)
         core = core_rows(self.family, rows)
         ranges = seen_ranges(seen)
@@ -421,7 +421,7 @@ class _KernelFit:
 
 
 def _of_library(table: KernelTable, library: str, skipped: Counter[str]) -> KernelTable:
-    """Only rows of ``library``, where the trace has some; collectives of NCCL serve every library."""
+    """Only rows of ``library``, if the trace has any; NCCL collectives serve every library."""
     names = table.word("library")
     wanted = names.equals(library)
     if library == "generic" or not wanted.any():

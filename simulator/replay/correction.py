@@ -1,5 +1,4 @@
-"""Learning corrections of kernel times: random hinge functions, and the gains by which their sum meets what was
-measured."""
+"""Learning corrections of kernel times: random hinge functions, with gains fitted to the measured times."""
 
 from __future__ import annotations
 
@@ -38,14 +37,14 @@ KEPT_OF_ATTENTION = 100
 """Rows kept of attention, the most requested family in tables and steps. Decoding: 200 take its mean error from 3.2 to
 3.0 % only."""
 ROWS_PER_HINGE = 16
-"""Rows that a hinge function drawn or kept needs at least."""
+"""Minimum number of rows per hinge function drawn or kept."""
 QUANTILES = 64
 """Number of quantiles of a feature at which hinge functions start and end; one of ``WIDTHS`` is a function's width."""
 WIDTHS = (1, 4, 8, 16, 32)
 LEAST_WIDTH = 0.35
 """Width of a hinge function at a value that many rows share: half an octave."""
 RIDGE = 1.0
-"""Ridge penalty on every gain, in rows."""
+"""Ridge penalty on every gain, as an equivalent number of rows."""
 ROBUST = 0.05
 """Errors beyond this are pulled with constant strength (pseudo-Huber loss)."""
 
@@ -118,9 +117,9 @@ def learn(
 def fit_hinges(
     features: FloatArray, target: FloatArray, generator: np.random.Generator, most: int = KEPT
 ) -> HingeBasis:
-    """Draw hinge functions round after round, solve for their gains, and keep the ``most`` that matter.
+    """Draw hinge functions in rounds, solve for their gains, and keep at most ``most`` useful ones.
 
-    ``features`` are features x rows, the logarithm of physics' seconds first; ``target`` that of measured seconds.
+    ``features`` are features x rows, the log of analytical seconds first; ``target`` is the log of measured seconds.
     """
     places = np.quantile(features, np.linspace(0.0, 1.0, QUANTILES + 1), axis=1).T
     hinges = HingeBasis(*_physics(places[0]), np.zeros(0), 0.0, (float(places[0, 0]), float(places[0, -1])))

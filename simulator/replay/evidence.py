@@ -67,7 +67,7 @@ def _interval(ratio: FloatArray) -> tuple[float, float]:
 
 def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLibrary, corrected: BoolArray) -> None:
     """Mark rows outside the fitted shapes as extrapolated, and give rows their 90 % interval. The correction's interval
-    where it moved a row inside the fitted shapes, else that of physics."""
+    if it changed a row inside the fitted shapes, else the analytical model's."""
     from simulator.replay.fit import family_rows
 
     def put(rows: NDArray[np.intp], intervals: Mapping[str, tuple[float, float]], inside: BoolArray) -> None:
@@ -98,7 +98,7 @@ def apply_evidence(table: KernelTable, prediction: Prediction, kernels: KernelLi
 def interval_ends(
     intervals: Mapping[str, tuple[float, float]], regime: NDArray[np.int8], inside: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Lower and upper factor of every row; a regime without an interval of its own has that of ``all``."""
+    """Lower and upper factor of every row; a regime without its own interval uses that of ``all``."""
     by_regime = np.array([intervals.get(name, intervals["all"]) for name in REGIMES])
     outside = np.array(intervals.get(OUTSIDE, intervals["all"]))
     ends = np.where(inside[:, None], by_regime[regime], outside)

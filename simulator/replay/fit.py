@@ -48,7 +48,7 @@ class FitProblem:
         return self.times(parameters)[0]
 
     def times(self, parameters: FamilyParameters) -> tuple[FloatArray, NDArray[np.str_]]:
-        """Predicted seconds of every row, and what bounds it."""
+        """Predicted seconds and limiting resource of every row."""
         kernels = KernelLibrary(chip_with(self.chip, self.family, self.dtype, parameters), "fit", corrected=False)
         seconds = np.empty(len(self.table))
         bound = np.empty(len(self.table), dtype="<U7")
@@ -199,7 +199,8 @@ SMALL_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (16, 128), (16, 64))
 
 
 def alternatives(parameters: FamilyParameters, dtype: str, few: bool, kind: str = "") -> list[dict[str, Any]]:
-    """Other structures worth trying, each as changed fields; with few rows only where libraries differ most."""
+    """Alternative structures to try, each as changed fields; with few rows only of attention, where libraries differ
+    most."""
     if few and not parameters.family.startswith("attention"):
         return []
     narrow = format_of(dtype) in ("fp8", "fp8_block", "int8", "mxfp8", "fp4")
@@ -253,7 +254,7 @@ def _decode_alternatives(parameters: FamilyParameters, few: bool) -> list[dict[s
 
 
 def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedKernel:
-    """An unpacked kernel to start a fit from: the packed one's numbers, on the vector units."""
+    """Starting point of an unpacked kernel's fit: the packed kernel's parameters, on the vector units."""
     names = [name for name in search_bounds()["unpacked"] if name != "compute_efficiency"]
     own = {name: getattr(parameters, name) for name in names}
     own |= {"compute_efficiency": VECTOR_SHARE, "hidden_s": own["wave_s"], "pass_s": 0.3 * own["wave_s"]}
@@ -263,7 +264,7 @@ def unpacked_start(parameters: FamilyParameters, least_fill: float) -> UnpackedK
 def fit_parameters(problem: FitProblem, start: FamilyParameters, seed: int = 0) -> FamilyParameters:
     """Fit the parameters of one family on the rows that a fit may see.
 
-    ``start`` is both where the search starts and the prior: class defaults, or an earlier fit. Its source stays.
+    ``start`` is the starting point and the prior: class defaults, or an earlier fit. Its ``source`` is kept.
     """
     generator = np.random.default_rng(seed)
     search = sampled(problem, SEARCH_ROWS, generator)
@@ -332,8 +333,8 @@ def _changed(parameters: FamilyParameters, values: Mapping[str, Any]) -> FamilyP
 
 
 def _concerned(parameters: FamilyParameters, change: Mapping[str, Any]) -> bool | None:
-    """True if a change is one of the unpacked kernel, False of the packed one, which share no rows; None where there is
-    no second kernel, or where it is new."""
+    """True if a change concerns the unpacked kernel, False for the packed one (they share no rows); None if there is no
+    second kernel, or where it is new."""
     if getattr(parameters, NESTED[:-1], None) is None or NESTED[:-1] in change:
         return None
     return any(name.startswith(NESTED) for name in change)
@@ -398,7 +399,7 @@ MIXED_MOVED = (
     Coordinate("mixed_overlap", 1.0, 10.0),
     Coordinate("idle_tile_s", 0.0, 1e-8),
 )
-"""Parameters that a fit varies where one pass serves prompt chunks and single queries."""
+"""Parameters that a fit varies if one pass serves prompt chunks and single queries."""
 MIXED_START = {"mixed_efficiency": 0.9, "mixed_overlap": 2.0, "idle_tile_s": 1e-9}
 
 

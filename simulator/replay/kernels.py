@@ -47,7 +47,7 @@ class ReplayReport(Replay):
     residual: bool
     """True if the learned correction is on."""
     beside: Score | None = None
-    """Score over all rows of the other reading (physics alone, or with the correction); None = there is none."""
+    """Score over all rows of the other variant (physics alone, or with the correction); None if there is none."""
 
     @property
     def basis(self) -> str:
@@ -205,9 +205,9 @@ PRICED_BY_CACHE = ("attention_decode", "attention_mixed", "elementwise")
 
 
 def cache_states(table: KernelTable) -> dict[str, dict[str, int]]:
-    """Rows by operation whose operands may still have been on the chip (``warm``), not (``cold``), or ``unknown``.
+    """Row counts by operation and cache state: operands maybe on the chip (``warm``), not (``cold``), or ``unknown``.
 
-    Only operations whose price depends on it; rows of unknown state are priced cold.
+    Only for operations whose price depends on the cache state; rows of unknown state are priced cold.
     """
     op, cache = table.word("op"), table.word("cache")
     states: dict[str, dict[str, int]] = {}

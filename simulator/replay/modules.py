@@ -45,7 +45,7 @@ def module_layer(name: str) -> tuple[Architecture, Mixer]:
 
 
 def module_kinds(mixer: Mixer) -> tuple[str, ...]:
-    """The words of a kernel trace for a kind of layer."""
+    """Names of a kind of layer in a kernel trace."""
     if isinstance(mixer, IndexedAttention):
         return ("dsa",) if mixer.own_indexer else ("dsa-shared",)
     if isinstance(mixer, CompressedAttention):
@@ -54,7 +54,7 @@ def module_kinds(mixer: Mixer) -> tuple[str, ...]:
 
 
 class Modules:
-    """Modules of one phase and format, every size an array: what surrounds their sparse kernels is priced once.
+    """Modules of one phase and format, every size an array; kernels around the sparse ones are priced once.
 
     All ``rows`` of the trace have the same operation, KV format and library; ``library`` prices projections and passes.
     """
@@ -122,7 +122,7 @@ class Modules:
                     store.setdefault(field, np.zeros(len(self.tokens)))[part] = value
 
     def times(self, library: KernelLibrary) -> KernelTime:
-        """Times of whole modules, never below the host's launches where no graph is replayed."""
+        """Times of whole modules; outside graphs, at least the host's launch time."""
         total = self.around.copy()
         for op, shape in self._types.items():
             sized = {field: np.where(value > 0, value, 1e-9) for field, value in self._shapes[op].items()}

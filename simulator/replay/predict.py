@@ -26,7 +26,7 @@ REGIMES = ("latency", "memory", "compute")
 
 @dataclass(slots=True)
 class Prediction:
-    """One value per row of a table; NaN or code -1 where a row cannot be predicted."""
+    """One value per row of a table; NaN or code -1 if a row cannot be predicted."""
 
     seconds: FloatArray
     regime: NDArray[np.int8]
@@ -35,13 +35,13 @@ class Prediction:
     """Code into ``BASES``."""
     flops: FloatArray
     bytes: FloatArray
-    """Every operand moved once (a collective: what leaves one chip at least)."""
+    """Bytes to move every operand once (for a collective, the minimum sent by one chip)."""
     warm: BoolArray
     """True if operands may already be on the chip."""
     peak_flops: FloatArray
     low: FloatArray
     high: FloatArray
-    """``low`` and ``high``: ends of the 90 % interval as factors on ``seconds``; NaN where none is known."""
+    """``low`` and ``high``: ends of the 90 % interval as factors on ``seconds``; NaN if none is known."""
     launch_s: FloatArray
     compute_s: FloatArray
     memory_s: FloatArray
@@ -125,7 +125,7 @@ def _consistent(table: KernelTable, op: str, rows: IndexArray, result: Predictio
 
 
 def kernel_groups(table: KernelTable, op: str, rows: IndexArray) -> Iterator[IndexArray]:
-    """Rows of one operation, by what makes a call of its own: formats, cache state, kernel and group of chips."""
+    """Rows of one operation, grouped by call: formats, cache state, kernel and group of chips."""
     columns: list[NDArray[Any]] = [table.word(name).codes for name in OPERATIONS[op].words]
     if op.startswith("attention"):
         columns.append(attention_kernels(table))

@@ -1,4 +1,4 @@
-"""Replays and calibrations as tables: what the command prints, and what pages and reports show."""
+"""Replays and calibrations as tables, for the terminal, pages and reports."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cold_words(document: Document) -> str:
 
 
 def kernel_replay_tables(document: Document) -> list[Table]:
-    """A replay of kernels: errors by group, what is not scored, the rows furthest off."""
+    """A replay of kernels: errors by group, unscored rows, rows with the largest errors."""
     rows = []
     for group in (*document["groups"], document["overall"]):
         whole = group["regime"] == "all"
@@ -103,7 +103,7 @@ def _metric_title(metric: str) -> tuple[str, str]:
 
 
 def run_replay_tables(document: Document) -> list[Table]:
-    """A replay of benchmark results: errors by metric, the runs furthest off, every run, what is not simulated."""
+    """A replay of benchmark results: errors by metric, worst runs, every run, runs that are not simulated."""
     scores = []
     for score in document["scores"]:
         row = [_metric_title(score["metric"])[0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
@@ -151,7 +151,7 @@ def run_replay_tables(document: Document) -> list[Table]:
 
 
 def step_replay_tables(document: Document) -> list[Table]:
-    """A replay of engine steps: errors by kind, the steps furthest off, what is not used."""
+    """A replay of engine steps: errors by kind, worst steps, unused steps."""
     groups = [[group["kind"], group["n"], *_errors(group)] for group in (*document["groups"], document["overall"])]
     worst: list[list[Value]] = [
         [
@@ -173,7 +173,7 @@ def step_replay_tables(document: Document) -> list[Table]:
 
 
 def calibration_tables(document: Document) -> list[Table]:
-    """A calibration: errors by kernel family on rows that the fit has not seen, and what is not used."""
+    """A calibration: errors by kernel family on rows that the fit has not seen, and unused rows."""
     keys = ("held_out_mape", "held_out_median_ape", "coverage90", "residual_mape")
     rows = [
         [one["family"], one["dtype"], one["rows"], one["held_out_rows"], *(_error(one[key]) for key in keys)]
@@ -187,7 +187,7 @@ def calibration_tables(document: Document) -> list[Table]:
 
 
 def reasons_table(title: str, reasons: Mapping[str, int]) -> Table:
-    """Number of rows left out, by reason; empty where none is."""
+    """Number of rows left out, by reason; empty if none is."""
     rows: list[list[Value]] = [[reason, count] for reason, count in reasons.items()]
     return Table(title, ("reason", "rows"), rows, shown=SHOWN_REASONS, name="skipped")
 

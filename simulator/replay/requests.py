@@ -122,12 +122,12 @@ class RunScore(NamedTuple):
     coverage: float
     """Share of the runs with this metric that were simulated, percent."""
     coverage90: float | None = None
-    """Share of the measurements inside their 90 % interval, percent; None where no interval is known."""
+    """Share of the measurements inside their 90 % interval, percent; None if no interval is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """One measured run and its simulation; ``skipped`` says why there is none."""
+    """One measured run and its simulation; ``skipped`` is the reason if there is no simulation."""
 
     run: MeasuredRun
     predicted: dict[str, float]
@@ -138,7 +138,7 @@ class RunOutcome:
     """Model, chip and engine of the simulation."""
 
     def error(self, metric: str) -> float | None:
-        """Signed error in percent of the measurement, or None where one of the two is missing."""
+        """Signed error in percent of the measurement, or None if one of the two is missing."""
         if metric not in self.predicted or metric not in self.run.measured:
             return None
         return (self.predicted[metric] / self.run.measured[metric] - 1.0) * 100.0
@@ -204,7 +204,7 @@ class RequestReplay(Replay):
         return [*words[:SHOWN_REMARKS], *([f"{hidden} more remarks on single runs (--json)"] if hidden > 0 else [])]
 
     def tables(self) -> list[Table]:
-        """Errors by metric, the runs furthest off, every run, what is not simulated."""
+        """Errors by metric, worst runs, every run, runs that are not simulated."""
         return run_replay_tables(self.document)
 
     def records(self) -> list[Json]:

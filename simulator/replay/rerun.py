@@ -1,4 +1,4 @@
-"""A measured serving run as a scenario: published names in the catalogue's words, what its source tells over a base."""
+"""A measured run as a scenario: published names mapped to the catalogue's, values of the run over a base scenario."""
 
 from __future__ import annotations
 
@@ -75,9 +75,8 @@ LEAST_WAVES = 10
 
 
 def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
-    """The scenario that repeats a measured run: everything it states overrides ``base``.
-
-    A profile file of the very chip that the run names stays, and so does a file of the very model.
+    """The scenario that repeats a measured run: its values override ``base``. A profile or model file in ``base`` is
+    kept if it describes the run's own chip or model.
 
     Raises:
         ForerunError: a name that the catalogue does not know, or values that make no scenario; the text says which.
@@ -144,7 +143,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
 
 
 def _facts(run: MeasuredRun) -> dict[str, Json]:
-    """Numbers and switches of the server that a run states, by section and field; None where it does not."""
+    """Numbers and switches of the server that a run states, by section and field; None if not stated."""
     return {
         "hardware": {"tensor_parallel": run.tensor_parallel, "pipeline_parallel": run.pipeline_parallel,
                      "expert_parallel": run.expert_parallel, "attention_data_parallel": run.data_parallel_attention,
@@ -159,7 +158,7 @@ def _facts(run: MeasuredRun) -> dict[str, Json]:
 def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]:
     """The catalogue's name of a run's model, or the scenario's where it is the same, and its published name.
 
-    Where the server calls it by a name of its own, the tokenizer's name counts.
+    If the server has its own name for the model, the tokenizer's name counts.
 
     Raises:
         ForerunError: a model that the catalogue does not know and that is not the scenario's.
@@ -205,9 +204,8 @@ _UNITS = ("model", "weights_dtype", "workload.arrivals", "workload.input_tokens"
 
 
 def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str]:
-    """A remark on what a run states otherwise than its base scenario.
-
-    Every field that the base chooses is the run's own, or named here, or refused.
+    """Remark on values of a run that differ from its base scenario. Every field that the base sets equals the run's, or
+    is named here, or is refused.
 
     Raises:
         ForerunError: a field of the base that has no effect on this run.
@@ -257,7 +255,7 @@ def _words(value: object) -> str:
 
 
 def simulated_as(run: MeasuredRun, base: Scenario, scenario: Scenario) -> str:
-    """Model, chip and engine of the simulation of a run, in words, and whose word the model is."""
+    """Model, chip and engine of a run's simulation, in words, and the source of the model's name."""
     model, own = (load_architecture(one.model).name for one in (scenario, base))
     origin = (
         f" in place of the scenario's {own}" if model != own else "" if run.model else ", named by the scenario alone"
@@ -276,7 +274,7 @@ def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
 
 
 def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | None) -> int | None:
-    """Sequences that an engine's own rules for a model or for drafting allow; None where none applies.
+    """Sequences that an engine's own rules for a model or for drafting allow; None if none applies.
 
     >>> allowed_at_once({"deepseek-v4": 256, "drafting": 48}, "deepseek-v4-pro", "mtp")
     256
@@ -384,7 +382,7 @@ def _first_batch_s(run: MeasuredRun, scenario: Scenario) -> float:
 
 
 def _with_late_start(result: RunRecords, late_s: float) -> RunRecords:
-    """A run in which what arrives at the beginning has waited already."""
+    """A run whose first requests have already waited."""
     if not late_s:
         return result
     arrival_s = result.requests.arrival_s
@@ -430,14 +428,14 @@ def _known(key: str, text: str) -> str:
 
 
 def _own_format(model: Any, dtype: str) -> bool:
-    """True if a format is that of the published checkpoint, whose parts the catalogue's entry knows. Tables call
-    gpt-oss, whose experts alone are in MXFP4, FP4, and FP8 what DeepSeek published in blocks."""
+    """True if a format is the published checkpoint's, whose parts the catalogue lists. Tables call gpt-oss FP4, though
+    only its experts are in MXFP4, and DeepSeek's block format FP8."""
     own = load_architecture(model).checkpoint_dtypes.get("expert")
     return [dtype, own] in _NAMES["checkpoint_formats"]
 
 
 def _requantised(model: Any, dtype: str) -> str | dict[str, str]:
-    """Parts of a model that a published format quantises. Of a 4-bit one, the parts alone that its maker stores in 4
+    """Parts of a model that a published format quantises. For a 4-bit format, only the parts that its maker stores in 4
     bits.
 
     Source: layers excluded in amd/Kimi-K2.5-MXFP4 (ROCm/ATOM#167, of its predecessor), nvidia/Kimi-K2.6-NVFP4 and

@@ -16,7 +16,7 @@ from traces.kernels import KernelTable
 
 
 class Score(NamedTuple):
-    """Errors over ``n`` rows, in percent of the measurement; ``coverage90`` is None where no interval is known."""
+    """Errors over ``n`` rows, in percent of the measurement; ``coverage90`` is None if no interval is known."""
 
     op: str
     regime: str

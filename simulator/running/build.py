@@ -159,7 +159,7 @@ def build_run(
 
 
 def _parts(scenario: Scenario) -> dict[str, Scenario]:
-    """A scenario of one kind of replica for each pool; the scenario itself, as pool ``all``, where it has none."""
+    """A scenario of one kind of replica for each pool; the scenario itself, as pool ``all``, if it has none."""
     if scenario.pools is None:
         return {"all": scenario}
     alone: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}

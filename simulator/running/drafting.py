@@ -201,7 +201,7 @@ def drafting_rule(
     seed: int = 0,
     interpreted: bool = False,
 ) -> DraftingRule | None:
-    """The draft policy of a scenario; None where K, the number of draft tokens, never changes.
+    """The draft policy of a scenario; None if K, the number of draft tokens, never changes.
 
     Args:
         config: speculation section of the scenario.
@@ -289,7 +289,7 @@ def trims(config: SpeculationConfig | None) -> bool:
 def verify_budget(
     config: SpeculationConfig, timer: timing.ModelTimer, rates: FloatArray, most_seqs: int
 ) -> VerifyBudget | None:
-    """The rule by which a step verifies some of the draft tokens; None where it verifies all.
+    """The rule by which a step verifies some of the draft tokens; None if it verifies all.
 
     Args:
         config: speculation section of the scenario.

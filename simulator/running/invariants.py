@@ -188,7 +188,7 @@ class FinishedRun:
 
 
 def broken(outcome: FinishedRun) -> str | None:
-    """The first invariant that a finished run breaks, with the place and the numbers; None where it keeps all."""
+    """The first invariant that a finished run breaks, with the place and the numbers; None if it keeps all."""
     for invariant in INVARIANTS:
         for problem in invariant(outcome):
             return problem

@@ -300,11 +300,10 @@ def _check_runs(
 
     Args:
         name: of the plug-in, for messages.
-        words: the scenario, for messages.
+        words: description of the scenario, for messages.
         registered: the registry.
-        entry: the plug-in as an entry of it.
-        replicas: of the scenario.
-        sections: its other sections.
+        entry: the plug-in as an entry of the registry.
+        replicas: number of replicas in the scenario. sections: further sections of the scenario.
     """
     hardware = {"chip": "h100-sxm", "replicas": replicas}
     runs = []

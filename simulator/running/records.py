@@ -139,7 +139,7 @@ class RunRecords(Result):
     scaling: ScalingLog | None = None
     """Log of the autoscaler; None without one."""
     tasks: dict[str, Any] | None = None
-    """Tasks and guessed tool calls; None where no request waits for another."""
+    """Tasks and guessed tool calls; None if no request waits for another."""
     detail: StepDetail | None = None
     """Parts of its steps, for the timeline."""
     model_error: ModelError | None = None

@@ -202,7 +202,7 @@ class StepDetail:
 
     @classmethod
     def of(cls, log: StepLog, timer: EngineTimer) -> StepDetail | None:
-        """None where the run is too long, or its timer does not say what its kernels are."""
+        """None if the run is too long, or its timer does not say what its kernels are."""
         known = isinstance(timer, ModelTimer) and not log.dropped and 0 < len(log) <= MOST_ROWS
         return cls(log, timer) if known else None  # type: ignore[arg-type]
 

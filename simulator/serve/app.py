@@ -533,7 +533,7 @@ class _Endpoint:
         return body, choices
 
     async def _stream(self, exchange: Exchange, scope: Scope, send: Send, gone: asyncio.Future[Any]) -> None:
-        """Server-sent events; tokens go to the connection itself where there is one (``Exchange.connect``)."""
+        """Server-sent events; tokens go to the connection itself if there is one (``Exchange.connect``)."""
         answer = exchange.answer
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -44,7 +44,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Metrics of a live engine over a time window; None where the source lacks them."""
+    """Metrics of a live engine over a time window; None if the source lacks them."""
 
     source: str
     duration_s: float | None = None

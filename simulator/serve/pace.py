@@ -62,7 +62,7 @@ class Pace:
         return (self.loop.time() - self._origin_s) * self._speed
 
     def submit(self, input_tokens: int, output_tokens: int, hashes: Sequence[int], at_s: float) -> int | None:
-        """A request arrived at ``at_s``; its slot, or None where there is none left."""
+        """A request arrived at ``at_s``; its slot, or None if there is none left."""
         self._let_out(at_s)
         slot = self._fleet.submit(input_tokens, output_tokens, hashes, at_s)
         self._aim()

@@ -233,7 +233,7 @@ def _kind_of(schema: Mapping[str, Any]) -> str:
 
 
 def _constant(schema: Any) -> list[Any] | None:
-    """The only value that a property may have, in a list; None where it may have several."""
+    """The only value that a property may have, in a list; None if it may have several."""
     if isinstance(schema, Mapping) and "const" in schema:
         return [schema["const"]]
     only = schema.get("enum") if isinstance(schema, Mapping) else None

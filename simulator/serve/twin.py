@@ -437,7 +437,7 @@ class TwinResult(StudyResult):
 
     @property
     def culprit(self) -> str | None:
-        """The most likely cause; None where no check is out of bounds."""
+        """The most likely cause; None if no check is out of bounds."""
         culprit: str | None = self.document["culprit"]
         return culprit
 

@@ -178,7 +178,7 @@ class ReplicaUse:
     prompt_tokens: int
     """Prompt tokens of the requests whose prompts the replica computed."""
     prefix_hit_tokens: int | None
-    """Prompt tokens found in the replica's prefix cache; None where no prefix cache is modelled."""
+    """Prompt tokens found in the replica's prefix cache; None if no prefix cache is modelled."""
     num_blocks: int
     peak_blocks: int
     busy_s: float
@@ -223,7 +223,7 @@ class KvCacheReport:
     """Mean number of blocks in use, over engine time."""
     preemptions: int
     prefix_hit_tokens: int | None
-    """Prompt tokens found in the prefix cache; None where no prefix cache is modelled."""
+    """Prompt tokens found in the prefix cache; None if no prefix cache is modelled."""
     bytes_per_token: float
     """KV bytes of one token over all layers and chips of a replica (drafter included)."""
     weights_bytes: float

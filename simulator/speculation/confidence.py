@@ -104,7 +104,7 @@ SEEN_CLASSES: Mapping[str, int] = {"calibrated": 0, "constant": 1, "perfect": 2}
 
 
 def drafts_that_vary(config: SpeculationConfig, first_rate: float) -> AcceptanceConfig:
-    """The scenario's acceptance, with the variation that ``confidence-budget`` assumes where none is given."""
+    """The scenario's acceptance, with the variation that ``confidence-budget`` assumes if none is given."""
     acceptance = config.acceptance
     assert acceptance is not None
     if named(config.policy).name != CONFIDENCE_BUDGET:

@@ -14,7 +14,7 @@ class ContextFall(Protocol):
     """Factor on conditional rates by cell of the context."""
 
     def cell(self, context_tokens: int) -> int:
-        """Index of the cell that holds a context; -1 where the rates apply unchanged."""
+        """Index of the cell that holds a context; -1 if the rates apply unchanged."""
         ...
 
     def factor(self, cell: int) -> float:
@@ -87,7 +87,7 @@ class WindowFall:
 
 
 def context_drift(acceptance: AcceptanceConfig, draft: DraftConfig | None) -> ContextFall | None:
-    """Fall of acceptance along the context; None where it holds at any."""
+    """Fall of acceptance along the context; None if it holds at any."""
     if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
         return ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
     if draft is None or draft.trained_window is None or draft.windowed:

@@ -39,7 +39,7 @@ class Curve(Section):
     """Repository of the drafter's weights; None for a module of the target itself, or where not stated."""
     task: str
     temperature: float | None = None
-    """Sampling temperature of the measurement; None where not stated."""
+    """Sampling temperature of the measurement; None if not stated."""
     lengths: dict[PositiveInt, Length] | None = None
     """Acceptance length, bonus token included, by number of draft tokens; a run for each."""
     per_position: Rates | None = None

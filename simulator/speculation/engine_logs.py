@@ -79,7 +79,7 @@ def read_acceptance(path: str | Path) -> AcceptanceLog:
 
 
 def _as_json(file: Path) -> Any | None:
-    """The document of a JSON file, or None where the file is something else."""
+    """The document of a JSON file, or None if the file is something else."""
     with file.open("rb") as stream:
         start = stream.read(4096).lstrip(b"\xef\xbb\xbf").lstrip()
     if not start.startswith(b"{"):

@@ -79,7 +79,7 @@ class AcceptanceFit:
 
     model: LevelDecay
     decay_identified: bool
-    """False where the data hold one number only: the decay is then 1 by assumption."""
+    """False if the data hold one number only: the decay is then 1 by assumption."""
     quantity: str
     """Fitted quantity: ``acceptance_length`` by K, or ``conditional`` rate by position."""
     at: tuple[int, ...]

@@ -25,10 +25,9 @@ class EngineName:
     other: str = ""
     """Remark on names that relatives of the method have."""
     sequential: EngineName | None = None
-    """The method of drafters with a sequential head (``draft.markov_rank``); None where it is the same."""
+    """Name of the method for drafters with a sequential head (``draft.markov_rank``); None if it is the same."""
     by_confidence: EngineName | None = None
-    """The method whose drafts are verified by confidence; None where the engine verifies all that such a drafter
-    proposes."""
+    """Name of the method if drafts are verified by confidence; None if the engine then verifies the whole proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class MethodFacts:
     fields: tuple[str, ...] = ()
     """Fields of ``draft`` that the method uses."""
     trees: bool = False
-    """True if it can draft a tree instead of a chain."""
+    """True if the method can draft a tree instead of a chain."""
     draft_slots: bool = True
-    """True if it keeps KV of its own drafts, so that the engine reserves slots for the next step's.
+    """True if the drafter keeps KV of its drafts, so that the engine reserves slots for the next step's drafts.
 
     Source: vLLM V1 sets ``num_lookahead_tokens`` for EAGLE heads, MTP and draft models only (``vllm/v1/core/sched``).
     """
@@ -49,7 +48,7 @@ class MethodFacts:
     looks_up: bool = False
     """True if the method drafts by looking up repeated text in the context, and drafts nothing without a match."""
     trained_window: int = 0
-    """Longest context that its public drafters are trained on, in tokens; 0 where no source states one."""
+    """Longest context that its public drafters are trained on, in tokens; 0 if no source states one."""
     times_of: str = ""
     """Method whose measured host times are used in place of its own (``timing/draft_overheads.yaml``)."""
     names: Mapping[str, EngineName] = field(default_factory=dict)
@@ -82,7 +81,7 @@ METHODS = _read_methods()
 
 def emitted_name(engine: str, method: str, by_confidence: bool = False, sequential: bool = False) -> EngineName | None:
     """An engine's name of a method, or of its drafters that are verified by confidence or have a sequential head; None
-    where it has none."""
+    if it has none."""
     known = METHODS[method].names.get(engine)
     if known is None or by_confidence:
         return None if known is None else known.by_confidence

@@ -52,7 +52,7 @@ def borrowed_acceptance(config: SpeculationConfig | None, model: object) -> str 
 
 
 def measured_with(acceptance: AcceptanceConfig) -> tuple[str | None, str | None]:
-    """Method and target model that an acceptance section was measured with; None where it is the scenario's own."""
+    """Method and target model that an acceptance section was measured with; None if it is the scenario's own."""
     if acceptance.curve is None:
         return acceptance.method, acceptance.model
     curve = load_curve(acceptance.curve)

@@ -57,7 +57,7 @@ class AssumedParameter:
     """``factor`` on the assumed value, or the unit of an absolute value."""
     source: str
     change: Callable[[Scenario, float], Scenario] | None = None
-    """Function that sets the value in a scenario; None where the parameter is no scenario field."""
+    """Function that sets the value in a scenario; None if the parameter is no scenario field."""
 
     def applied(self, scenario: Scenario, value: float) -> tuple[Scenario, dict[str, float]]:
         """The scenario and the factors of a run in which the parameter has ``value``."""

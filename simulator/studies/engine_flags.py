@@ -46,7 +46,7 @@ def trtllm_command(scenario: Scenario, file: str) -> str:
 
 
 def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
-    """(name, role, scenario of one kind of replica) of each pool; one without a name where there are no pools."""
+    """(name, role, scenario of one kind of replica) of each pool; one without a name if there are no pools."""
     if scenario.pools is None:
         return [("", "both", scenario)]
     parts: list[tuple[str, str, Scenario]] = []
@@ -120,7 +120,7 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
 
 
 def engine_name(engine: str, speculation: SpeculationConfig) -> EngineName | None:
-    """An engine's name for the method of a scenario; None where it has none."""
+    """An engine's name for the method of a scenario; None if it has none."""
     by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
     sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
     return emitted_name(engine, speculation.method, by_confidence, sequential)
@@ -190,7 +190,7 @@ def checkpoint_name(scenario: Scenario) -> str:
 
 
 def published_name(model: str) -> str:
-    """First repository of a catalogue model; the name itself where it has none."""
+    """First repository of a catalogue model; the name itself if it has none."""
     return next(iter(published_repositories(model)), model)
 
 

@@ -232,7 +232,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
 
 
 def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()) -> Json:
-    """Fields that the document of every study has, but for its conclusion."""
+    """Fields that the document of every study has, except its conclusion."""
     from simulator.running.metrics import scenario_document
 
     header = {"scenario": scenario_document(scenario), "seed": seed, "version": VERSION}

@@ -51,7 +51,7 @@ class Ratio(DocumentPart):
     low: float | None
     high: float | None
     probability: float | None = None
-    """Probability that the ratio is above 1, random and model error combined; None where the latter is unknown."""
+    """Probability that the ratio is above 1, random and model error combined; None if the latter is unknown."""
 
     @property
     def verdict(self) -> int:
@@ -61,7 +61,7 @@ class Ratio(DocumentPart):
 
     @property
     def side(self) -> int:
-        """The verdict, or where there is none 1 for a probably better and -1 for a probably worse one."""
+        """The verdict, or if there is none 1 for a probably better and -1 for a probably worse one."""
         if self.verdict or self.probability is None:
             return self.verdict
         likely = (self.probability >= LIKELY) - (self.probability <= 1.0 - LIKELY)
@@ -74,7 +74,7 @@ class Ratio(DocumentPart):
 
 
 def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """The compared metrics of one run's document; None where not measured, or where the run failed (None)."""
+    """The compared metrics of one run's document; None if not measured, or where the run failed (None)."""
     if document is None:
         return dict.fromkeys(HIGHER_IS_BETTER)
     summary = document["summary"]
@@ -90,7 +90,7 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
         higher_is_better: False turns the ratio over, so that above 1 is better.
 
     Returns:
-        None where a run did not measure the metric or measured 0, of which no ratio can be taken.
+        None if a run did not measure the metric or measured 0, of which no ratio can be taken.
 
     Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), sections 10.2.1 and 11.2, applied to
     logarithms: the ratio of positive outputs is the paired difference of their logarithms.

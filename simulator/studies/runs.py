@@ -75,7 +75,7 @@ class RunPool:
         raise kind(f"{name}: {error}")
 
     def documents_if_any(self, runs: Sequence[SeededRun]) -> list[Document | None]:
-        """The document of each run, in order; None where a run fails, as one at the end of a range may."""
+        """The document of each run, in order; None if a run fails, as one at the end of a range may."""
         keys = [run.key for run in runs]
         wanted: dict[Any, SeededRun] = {}
         for key, run in zip(keys, runs, strict=True):
@@ -118,7 +118,7 @@ def run_document_of(
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of plain data; None where there is none."""
+    """The value at a dotted path of plain data; None if there is none."""
     here: Any = data
     for name in path.split("."):
         if not isinstance(here, Mapping) or name not in here:

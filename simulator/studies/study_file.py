@@ -80,7 +80,7 @@ class StudyFile:
     folder: Path | None = None
     """Folder in which relative file names in settings are looked up first."""
     metric: str | None = None
-    """Metric by which ``compare`` ranks variants; None where the file sets none."""
+    """Metric by which ``compare`` ranks variants; None if the file sets none."""
     notes: tuple[str, ...] = ()
     """Notes on defaults used where the file sets no value."""
 
@@ -128,7 +128,7 @@ LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip":
 def study_of_log(
     path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> StudyFile:
-    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` but for the overrides."""
+    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` except the overrides."""
     workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
     scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
     varied = parse_vary(vary)

@@ -209,7 +209,7 @@ class Deployment:
 
     @property
     def compute_dtype(self) -> str:
-        """Format of attention and of activations: fp32 where the attention weights are, else bf16."""
+        """Format of attention and of activations: fp32 if the attention weights are, else bf16."""
         return "fp32" if self.weight_dtypes["attention"] == "fp32" else "bf16"
 
     @property

@@ -705,7 +705,7 @@ class AdjustedDrafter:
         return total
 
     def _proposing(self, tokens: int) -> Drafter | None:
-        """Drafter of ``tokens`` tokens; None where it is idle."""
+        """Drafter of ``tokens`` tokens; None if it is idle."""
         if tokens == self.most:
             return self.drafter
         if tokens not in self._by_tokens:

@@ -44,7 +44,7 @@ class EngineTimer(Protocol):
     def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
         """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
 
-        ``draft``: work of the drafter as chosen by a policy; None where the drafter always proposes the same.
+        ``draft``: work of the drafter as chosen by a policy; None if the drafter always proposes the same.
         """
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:

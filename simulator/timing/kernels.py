@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
     """gemm, attention, index, sparse, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel
     hides."""
     dtype: str
-    """Dtype of the stored operand; empty where there is none."""
+    """Dtype of the stored operand; empty if there is none."""
     times: Num
     time: KernelTime
     """Time of one such kernel."""
@@ -256,7 +256,7 @@ class CellEnds(Protocol):
     """Table of decode attention at the ends of cells of contexts."""
 
     def ends(self, seqs: IntArray, query_len: Num, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
-        """Seconds at both ends of the cell of each step; None where the table would be larger than the steps."""
+        """Seconds at both ends of the cell of each step; None if the table would be larger than the steps."""
 
 
 def price(call: Call, library: KernelLibrary, table: CellEnds | None = None) -> Kernel:
@@ -455,7 +455,7 @@ def alike_tokens(query_len: Num) -> Num:
 
 
 def collective(name: str, deployment: Deployment, op: str, message_bytes: Num, times: Num = 1) -> Iterator[Call]:
-    """A collective among the chips of a tensor-parallel group; none where there is one."""
+    """A collective among the chips of a tensor-parallel group; none if there is one."""
     if deployment.tensor_parallel == 1 or deployment.link is None:
         return
     sizes = {"op": op, "message_bytes": message_bytes, "world_size": deployment.tensor_parallel}
@@ -857,7 +857,7 @@ class CostTable:
     costs: Costs = field(init=False)
     """One row per count, from 0; rows of blocks that were not needed are empty."""
     known: list[float | None] = field(init=False)
-    """Device seconds by count; None where the block was not needed."""
+    """Device seconds by count; None if the block was not needed."""
 
     BLOCK: ClassVar[int] = 256
     """Rows of the first block; each further block doubles the length of the table."""

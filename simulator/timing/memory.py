@@ -75,7 +75,7 @@ class HybridPages(NamedTuple):
 
 
 def hybrid_pages(deployment: Deployment, block_size: int) -> HybridPages | None:
-    """Pages of a model with attention and recurrent layers; None where it has not both, or another engine serves it.
+    """Pages of a model with attention and recurrent layers; None if it has not both, or another engine serves it.
 
     A page of keys is made as long as a state, in whole blocks, and a state is padded to it. Layers form groups of
     equally many, as many as the rarer kind has (or the commoner one, where that is less than a quarter more).

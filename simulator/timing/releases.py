@@ -54,7 +54,7 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
 
 
 def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
-    """The newest release that was out in the month in a build's name; None where it has none or the engine no months.
+    """The newest release that was out in the month in a build's name; None if it has none or the engine no months.
 
     >>> release_of_month("sglang", "of 2026-02"), release_of_month("vllm", "nightly")
     ((0, 5, 9), None)

@@ -99,7 +99,7 @@ class DecodeTable:
     def __init__(self, formula: Callable[[Num, Num, Num], Num]) -> None:
         self._formula = formula
         self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
-        """Cell width, and values at the cell ends: NaN where none was requested."""
+        """Cell width, and values at the cell ends: NaN if none was requested."""
         self._blocks: dict[tuple[int, int, int], FloatArray] = {}
         """Values at the ends of a block's cells for ``ROWS_TOGETHER`` consecutive batches, by first batch, queries and
         block."""
@@ -121,7 +121,7 @@ class DecodeTable:
         return low + (keys - cell * width) * ((values.item(cell + 1) - low) / width)
 
     def row(self, seqs: int, query_len: int, keys: int) -> tuple[int, FloatArray]:
-        """Cell width and values at the cell ends of a batch, known around ``keys`` and NaN where not requested.
+        """Cell width and values at the cell ends of a batch, known around ``keys`` and NaN if not requested.
 
         Values requested later may be added to the same array.
         """
@@ -139,7 +139,7 @@ class DecodeTable:
         return kept[seqs - first]
 
     def ends(self, seqs: IntArray, query_len: Num, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
-        """Values at both ends of the cell of each step; None where its blocks would be larger than the steps."""
+        """Values at both ends of the cell of each step; None if its blocks would be larger than the steps."""
         batch, of_batch = np.divmod(seqs - 1, ROWS_TOGETHER)
         block, of_block = np.divmod(cells, BLOCK_CELLS)
         sizes = int(np.max(query_len)) + 1, int(batch.max(initial=0)) + 1, int(block.max(initial=0)) + 1
@@ -537,7 +537,7 @@ class StepTimer:
         )
 
     def _even(self, step: GroupStep) -> FloatArray | None:
-        """Work of the mean attention group over that of the slowest; None where there is one."""
+        """Work of the mean attention group over that of the slowest; None if there is one."""
         groups, tokens = self.deployment.attention_data_parallel, step.tokens
         if groups == 1:
             return None

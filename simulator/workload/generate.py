@@ -44,13 +44,13 @@ class RequestStream:
     output_tokens: IntArray
     max_concurrency: int | None
     prefix_hashes: PrefixHashes | None = None
-    """Prefix hashes, which show requests that start with the same tokens; None where the trace has none."""
+    """Prefix hashes, which show requests that start with the same tokens; None if the trace has none."""
     notes: tuple[str, ...] = ()
     answers_hashed: bool = False
     """True if ``prefix_hashes`` also cover the answers; they then cover whole blocks only."""
     follows: IntArray | None = None
     """Pairs of requests (waited for, waiting), the first before the second. A request arrives when all that it waits
-    for have ended; None where requests do not wait for each other."""
+    for have ended; None if requests do not wait for each other."""
     priorities: IntArray | None = None
     """Priority of each request: lower goes first if the scheduler uses priorities; None: all equal."""
     think_s: FloatArray | None = None

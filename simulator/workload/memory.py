@@ -15,7 +15,7 @@ GROUP_LIMITS = (
 
 
 def free_bytes() -> int | None:
-    """Available memory in bytes; None where the system does not report it.
+    """Available memory in bytes; None if the system does not report it.
 
     Source: ``MemAvailable`` of proc(5), and the memory controller of cgroups(7).
     """

@@ -1,7 +1,7 @@
 """Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM.
 
-``formats.yaml`` names their fields; here stands what follows from several of them. Every reader raises TraceError for a
-field of another kind or in an unknown unit.
+``formats.yaml`` names their fields; this module derives values from several fields. Every reader raises TraceError for
+a field of a wrong type or in an unknown unit.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def aiperf_run(result: Record, place: str, file: Path) -> MeasuredRun:
 
 
 _PHASES = {"concurrency": "", "poisson": "poisson", "constant": "constant", "gamma": "gamma", "request_rate": "poisson"}
-"""Kinds of load of AIPerf's phases, and the arrivals of those with a rate."""
+"""AIPerf phase type -> arrival process if the phase has a rate."""
 
 
 def _phase(setup: Record, place: str) -> dict[str, object]:

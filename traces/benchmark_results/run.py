@@ -46,7 +46,7 @@ class PromptPool:
 class MeasuredRun:
     """A row of a table of measured serving runs; values that the source does not state are None.
 
-    Names (``model``, ``chip``, ``framework``, dtypes) are as the source writes them; limits of the engine are tokens.
+    Names (``model``, ``chip``, ``framework``, dtypes) are spelled as in the source; limits of the engine are in tokens.
     """
 
     name: str
@@ -105,9 +105,9 @@ class MeasuredRun:
     measured: Mapping[str, float] = field(default_factory=dict)
     """Metric (``METRICS``) -> value; latencies in milliseconds, throughputs per second, power in watts."""
     derived: tuple[str, ...] = ()
-    """Metrics that the source does not state and that follow from the others by Little's law."""
+    """Metrics that the source does not state, derived from its other metrics by Little's law."""
     steady: bool = False
-    """True if all figures are those of the time in which every place is taken."""
+    """True if all figures cover only the time at full concurrency."""
     unusable: str | None = None
     """Why the run cannot be compared; None = it can."""
     notes: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ ACCESS = {one.name: _ACCESS[one.type] for one in fields(MeasuredRun) if one.type
 
 
 def facts_of(cells: Cells, columns: Mapping[str, str | Sequence[str]]) -> dict[str, object]:
-    """Fields of a run that a row states; of several columns the first with a value counts.
+    """Fields of a run that a row states; if a field has several columns, the first with a value counts.
 
     >>> facts_of(Cells({"tp": "2"}, "runs.csv:2"), {"tensor_parallel": ["size", "tp"], "model": "model"})
     {'tensor_parallel': 2, 'model': None}

@@ -31,7 +31,7 @@ _MLA_ROPE, _MLA_NOPE, _MLA_LATENT, _MLA_VALUE = 64, 128, 512, 128
 
 
 def is_aiconfigurator(names: tuple[str, ...]) -> bool:
-    """True if the column names are those of an AIConfigurator table."""
+    """True if the columns belong to an AIConfigurator table."""
     named = {"framework", "version", "kernel_source", "op_name"} & set(names)
     return len(named) > 1 or ("latency" in names and any(name in names for name in (*_TABLES, "op_name")))
 
@@ -121,13 +121,12 @@ def _sparse_module(frame: Frame) -> KernelTable:
 
 
 MOST_BLOCKS = 65535
-"""Most blocks in the second and third dimension of a CUDA grid."""
+"""Maximum blocks in the second and third dimension of a CUDA grid."""
 
 
 def _beyond_grid(frame: Frame) -> BoolArray:
-    """Prompts of DeepSeek's sparse attention with more tokens than a grid has blocks, under vLLM on a B200.
-
-    With fewer than the 64 heads that another kernel serves, they take half the time of half as many tokens.
+    """Rows of DeepSeek's sparse attention with more prompt tokens than a grid has blocks, under vLLM on a B200. With
+    fewer than 64 heads (which another kernel serves), such rows take half the time of half as many tokens.
     """
     if not frame.has("device"):
         return np.zeros(frame.rows, dtype=bool)
@@ -154,7 +153,7 @@ def _moe(frame: Frame) -> KernelTable:
 
 def _recurrent(frame: Frame) -> KernelTable:
     """Gated delta nets, Kimi delta attention and Mamba-2. The scan over prompts, the update for decoded or verified
-    tokens, and the short convolution before either, a pass over memory whose rows stand by themselves.
+    tokens, and the short convolution before both, a memory-bound kernel with rows of its own.
     """
     frame.need("batch_size", "seq_len", "kernel_source", "phase", "op_name", "d_conv")
     frame = frame.without(NAMES["left_out"]["recurrent"])
@@ -192,10 +191,10 @@ def _delta_channels(frame: Frame) -> IntArray:
 
 
 def _convolution(frame: Frame, channels: IntArray) -> dict[str, IntArray]:
-    """Bytes that a convolution moves, and the pieces that it serves one by one.
+    """Bytes that a convolution moves, and the number of pieces that it processes one by one.
 
-    Every channel of every token and of each sequence's tail is read and written in 16 bits. For every further token
-    that is verified SGLang writes a tail, the others one token of it.
+    Every channel of every token and of each sequence's tail is read and written in 16 bits. For every further verified
+    token SGLang writes a whole tail, other engines only one token.
     """
     batch, kept = whole(frame.floats("batch_size")), whole(frame.floats("d_conv")) - 1
     tokens = batch * whole(frame.floats("seq_len"))
@@ -242,7 +241,7 @@ def _unpredicted(frame: Frame, operation: str) -> KernelTable:
 
 
 def _attention_sizes(frame: Frame) -> dict[str, IntArray]:
-    """Batch, heads and lengths; a decode row's single token (``isl`` 1) stands on ``step`` cached ones."""
+    """Batch, heads and lengths; a decode row's single token (``isl`` 1) follows ``step`` cached ones."""
     sizes = frame.sizes(batch="batch_size", q_len="isl", num_heads="num_heads", kv_len="step")
     sizes["kv_len"] = sizes["kv_len"] + sizes["q_len"]
     return sizes

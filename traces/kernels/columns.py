@@ -28,7 +28,7 @@ OPS = {op: Columns(tuple(sizes["needed"]), tuple(sizes.get("optional", ()))) for
 SIZES: tuple[str, ...] = tuple(
     dict.fromkeys(name for columns in OPS.values() for name in (*columns.needed, *columns.optional))
 )
-"""All size columns; 0 where a size does not apply."""
+"""All size columns; 0 if a size does not apply."""
 
 WORDS = ("op", "dtype", "kv_dtype", "library", "device", "source", "name", "cache", "routing")
 """All text columns. ``cache`` is ``warm`` if the same operands were just read and may still be on the chip,

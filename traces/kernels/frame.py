@@ -90,12 +90,12 @@ class Frame(NamedTuple):
         return Words(np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int32), names)
 
     def sizes(self, *same: str, **renamed: str) -> dict[str, IntArray]:
-        """Size columns by canonical name: those named ``same`` in the file, and renamed ones (ours=theirs)."""
+        """Size columns by canonical name: columns ``same`` keep their name, others are renamed (ours=theirs)."""
         columns = {name: name for name in same} | renamed
         return {ours: whole(self.floats(theirs)) for ours, theirs in columns.items()}
 
     def present(self, **columns: str) -> Texts:
-        """Text columns by canonical name (ours=theirs), those that the file has."""
+        """Text columns of the file by canonical name (ours=theirs)."""
         return {ours: self.texts(theirs) for ours, theirs in columns.items() if self.has(theirs)}
 
     def kernels(
@@ -108,7 +108,7 @@ class Frame(NamedTuple):
         std_s: FloatArray | None = None,
         count: IntArray | None = None,
     ) -> KernelTable:
-        """Canonical table of these rows, with the rows dropped so far."""
+        """Canonical table of the remaining rows, with counts of dropped rows."""
         return make_table(seconds, op, sizes, texts, str(self.path), format, std_s, count, self.skipped)
 
     def drop(self, bad: BoolArray, reason: str) -> Frame:

@@ -87,7 +87,7 @@ def _place(frame: Frame) -> Place:
 
 
 def _layers(frame: Frame, place: Place, layer_column: str, rows_column: str, seconds: FloatArray) -> KernelTable:
-    """Layers other than attention and experts: GEMMs by name, memory-bound passes, and the rest by name only."""
+    """Layers other than attention and experts: GEMMs by name, memory-bound kernels, and all others by name only."""
     model, tp = place.model, place.tp
     heads, kv_heads = model.num_heads * model.head_dim / tp, max(1.0, model.num_kv_heads / tp) * model.head_dim
     wide = model.intermediate / tp
@@ -158,7 +158,7 @@ def _attention(frame: Frame, place: Place, seconds: FloatArray) -> KernelTable:
 
 
 def _skewed(frame: Frame, place: Place) -> KernelTable:
-    """Batches of unequal lengths, beside the same batch at the mean and at the longest length: three rows each.
+    """Batches of unequal lengths, each with the same batch at the mean and at the longest length: three rows each.
 
     The file's times are sums over the profiler's iterations.
     """

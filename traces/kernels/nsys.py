@@ -20,7 +20,7 @@ NO_NAME = "kernel without a name"
 
 
 def header_line(start: bytes) -> int | None:
-    """Number of lines before the header of a ``cuda_gpu_trace`` CSV; None where there is no such header."""
+    """Number of lines before the header of a ``cuda_gpu_trace`` CSV; None if there is no such header."""
     for number, line in enumerate(start.decode("utf-8", "replace").splitlines()[:200]):
         if line.lstrip('"').startswith("Start (") and "Duration (" in line:
             return number

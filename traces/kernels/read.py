@@ -38,7 +38,7 @@ _SUFFIXES = (".parquet", ".csv", ".csv.gz", ".json", ".json.gz", ".sqlite")
 
 
 KernelFiles = KernelTable | str | Path | Sequence[str | Path]
-"""A table of measured kernels, or the file or files of it."""
+"""A table of measured kernels, or its file or files."""
 
 
 def as_table(source: KernelFiles) -> KernelTable:
@@ -63,9 +63,9 @@ def read_kernels(
     Args:
         path: a file; a folder (all tables in it and below); or ``silicon:<folder or file>`` inside the installed
             ``aiconfigurator-core`` (the extra ``silicon``), e.g. ``silicon:h100_sxm/gemm``.
-        format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it.
-        library: keep only rows of this kernel library, where the file tells it.
-        device: keep only rows whose device's name contains this text (any case), where the file tells it.
+        format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it. library: keep only rows of this kernel library,
+        if the file states it. device: keep only rows whose device name contains this text (any case), if the file
+        states it.
 
     Returns:
         The rows, with the reasons for those left out in ``skipped``.
@@ -97,7 +97,7 @@ def register_kernel_table(format: str, recognises: Recogniser, reader: FrameRead
 
 
 def recognise_columns(names: tuple[str, ...]) -> str | None:
-    """The format of a table with these columns; None where no kernel trace has them."""
+    """The format of a table with these columns; None if no kernel-trace format fits."""
     return next((name for name, (recognises, _) in _FRAMES.items() if recognises(names)), None)
 
 

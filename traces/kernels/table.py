@@ -70,9 +70,9 @@ class KernelTable:
     measured_s: FloatArray
     """Seconds of one call on one chip."""
     std_s: FloatArray
-    """Spread of the repeats in seconds, NaN where not measured."""
+    """Spread of the repeats in seconds, NaN if not measured."""
     count: IntArray
-    """Repeats behind a row, 0 where unknown."""
+    """Repeats behind a row, 0 if unknown."""
     source: str
     format: str
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def make_table(
 
 
 def whole(values: Array) -> IntArray:
-    """Convert to integers; 0 where a value is missing, not an integer, or larger than any kernel's size."""
+    """Convert to integers; 0 if a value is missing, not an integer, or larger than any kernel's size."""
     if values.dtype.kind == "i":
         return np.where(np.abs(values) <= LARGEST_SIZE, values, 0).astype(np.int64)
     numbers = np.asarray(values, dtype=np.float64)
@@ -251,7 +251,7 @@ def table_of_rows(rows: Sequence[ShapedKernel], source: str, format: str) -> Ker
 
 
 def equal_rows(columns: Sequence[NDArray[np.integer | np.bool_]]) -> Iterator[IndexArray]:
-    """Indices of the rows of each combination of values that occurs; nothing for empty columns."""
+    """Row indices of each distinct combination of values; empty for empty columns."""
     rows = len(columns[0])
     if not rows:
         return

@@ -13,8 +13,8 @@ MILLISECONDS = 1e-3
 ACTIVATION_BYTES = 2
 FORMAT = "vidur"
 LIBRARY = "portable"
-"""Kernels of 2024 and earlier: H100 rows run as without the chip's asynchronous copies and clusters (9 % off
-predictions of such kernels, 16 % off those of NVIDIA's current ones); on an A100 there is no difference."""
+"""Library of kernels of 2024 and earlier: H100 rows run as if without the chip's asynchronous copies and clusters (9 %
+off predictions for such kernels, 16 % off predictions for current ones); on an A100 there is no difference."""
 SEVERAL_NODES = "collective across several nodes"
 
 Columns = dict[str, Array]

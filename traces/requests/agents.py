@@ -1,7 +1,7 @@
 """Formats of agents, whose requests wait for each other: kv-cache-tester's sessions, AIPerf's DAG files, OTel spans.
 
-Each row lists the rows that it waits for. AIPerf's files state them; recordings have start and end times of requests,
-and a request waits for those that had ended when it began.
+Each row lists the rows that it waits for. AIPerf's files state these; in recordings, a request waits for requests that
+ended before it began.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPAN_KEYS = {
 """Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
 SIDES = ("prompt", "output")
 AGENT_OPERATIONS = ("invoke_agent", "create_agent", "invoke_workflow")
-"""Operations whose usage is that of the calls inside them."""
+"""Operations whose token usage is the sum of the calls inside."""
 
 
 def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -51,8 +51,8 @@ def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
     Args:
         spans: (began, ended) of each, seconds.
 
-    Source: AIPerf v0.13, ``timing/replay_dependencies.py``, replays recorded agents by the same order: what overlaps
-    is not ordered, a touch is, equal beginnings are not.
+    Source: AIPerf v0.13, ``timing/replay_dependencies.py``, replays recorded agents in the same order: overlapping
+    requests are not ordered, touching ones are, equal starts are not.
     """
     order = sorted(range(len(spans)), key=lambda one: (spans[one][1], spans[one][0]))
     begins, ends = ([spans[one][which] for one in order] for which in (0, 1))
@@ -96,7 +96,7 @@ def agentic_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
 
 
 def _walk(file: Path, requests: Sequence[object], session: str, start_s: float) -> Iterator[dict[str, object]]:
-    """Flat records of a session and, where they are called, of its subagents."""
+    """Flat records of a session, with its subagents' records where they are called."""
     turn = 0
     for number, request in enumerate(requests, start=1):
         if not isinstance(request, dict):
@@ -125,7 +125,7 @@ def _number(value: object) -> float | None:
 
 
 def _link(records: Records, numbered: int) -> None:
-    """Set what each request of a session waits for: its agent's previous request, and those of ``interval_order``."""
+    """Set the dependencies of each request of a session: its agent's previous request, and ``interval_order``."""
     before: dict[str, int] = {}
     begins = [_number(record["t"]) or 0.0 for record in records]
     lasted = [max(0.0, _number(record["api_time"]) or 0.0) for record in records]
@@ -171,7 +171,7 @@ class _Dag:
     blocks: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def walk(self, name: str, after: list[int], history: list[Part], path: tuple[str, ...] = ()) -> list[int]:
-        """Add the requests of a conversation and of those it calls; return the requests that complete all of it."""
+        """Add the requests of a conversation and of the conversations that it calls; return its final requests."""
         if name in path:
             raise TraceError(f"{self.path}: session {name!r} calls itself ({' > '.join((*path, name))})")
         if name not in self.conversations:
@@ -272,10 +272,10 @@ def _text(message: Record) -> str:
 
 
 def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """Requests of AIPerf's DAG conversations: those that no other calls begin by themselves, in the file's order.
+    """Requests of AIPerf's DAG conversations. Conversations that no other one calls start first, in file order.
 
-    A turn follows the one before it; a forked conversation goes on from the messages that its parent's turn has sent
-    and been answered, a spawned one begins afresh, and the parent's turn ``join_at`` waits for it.
+    A turn follows the one before it; a forked conversation continues the messages and answers up to its parent's turn,
+    a spawned one starts empty, and the parent's turn ``join_at`` waits for either.
 
     Source: AIPerf v0.13, ``dataset/loader/dag_jsonl_models.py``.
     """
@@ -320,10 +320,9 @@ def spans_of(document: object) -> Iterator[Record]:
 
 
 def requests_of(spans: Iterable[Record]) -> tuple[Records, int]:
-    """Requests of spans in the order of their beginning, and the number of spans that repeat the usage of others.
-
-    Of nested spans with usage the innermost are requests: a client's span repeats its server's, that of an agent or a
-    chain has the sum of its calls. Calls inside a tool's span are the tool's own. A span exported twice counts once.
+    """Requests of spans in order of start, and the number of spans that repeat other spans' usage. Of nested spans with
+    usage only the innermost are requests: a client's span repeats its server's, and an agent's or chain's span has the
+    sum of its calls. Calls inside a tool's span are the tool's own. A span exported twice counts once.
     """
     by_id: dict[object, Record] = {}
     for number, span in enumerate(spans):
@@ -414,7 +413,7 @@ def _value(attribute: Record) -> float | None:
 
 
 def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """Requests of OTLP spans; those of one trace wait for each other by ``interval_order``."""
+    """Requests of OTLP spans; requests of one trace depend on each other by ``interval_order``."""
     text = read_text(path)
     try:
         documents = [json.loads(text)]

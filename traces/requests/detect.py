@@ -90,7 +90,7 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
     Args:
         path: file or folder.
         format: a name of ``FORMATS``, or ``auto``.
-        columns: which column of a table means what, in the words of ``layout.MAPPED``; for ``format`` auto alone.
+        columns: mapping of a table's columns, with the keys of ``layout.MAPPED``; only for ``format`` auto.
 
     Raises:
         TraceError: nothing there, unreadable, unknown format name, or content that no format fits.
@@ -221,7 +221,7 @@ def _recognise(
     columns: Mapping[str, str] | None,
     chunks: Callable[[], Iterator[RawChunk]],
 ) -> TraceLayout:
-    """The first table format that the column names fit, or what a user or a guess makes of them."""
+    """The first table format that fits the column names, else a layout from the user's mapping or a guess."""
     layout = None if columns else next((one for one in _TABLES if one.accepts(names)), None)
     if columns or layout is PLAIN or (layout is None and can_guess(names, sample)):
         _refuse_sums(path, sample, chunks)

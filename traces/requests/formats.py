@@ -1,4 +1,4 @@
-"""Formats of request traces: ``formats.yaml`` describes their columns; here stands what is derived from whole rows."""
+"""Formats of request traces: ``formats.yaml`` describes their columns; this module derives values from whole rows."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def _layouts() -> dict[str, TraceLayout]:
 
 
 LAYOUTS = _layouts()
-"""Every format by name; tables stand in the order in which they are recognised, the most particular first."""
+"""Every format by name; table formats are tried in this order, the most specific first."""
 PLAIN = LAYOUTS["plain"]

@@ -178,7 +178,7 @@ def mapped_layout(mapping: Mapping[str, str], names: Sequence[str], where: str, 
         mapping: a column for each of some of ``MAPPED``, perhaps with a time unit behind a colon (``"ts:ms"``).
         names: columns that are there.
         where: how an error names the file.
-        sample: values of one row, where there is one to look at.
+        sample: values of one row, if there is one to look at.
     """
     chosen: dict[str, TraceColumn] = {}
     for word, text in mapping.items():

@@ -78,7 +78,7 @@ def csv_chunks(
     Args:
         path: the file.
         on_error: what to do about bytes that are not text.
-        wanted: columns that are needed at least; None for all.
+        wanted: columns that must be read; None for all.
         typed: those among them that hold numbers or times (so that Arrow may convert them).
     """
     place = f"{path}:{{}}"
@@ -177,7 +177,7 @@ def _parse_together(texts: list[str]) -> list[Record] | None:
 
 
 def _parse_each(lines: Sequence[int], texts: Sequence[str], broken: list[Broken]) -> Iterator[tuple[int, Record]]:
-    """Records line by line; what is wrong with the others goes into ``broken``."""
+    """Records line by line; faults of unreadable lines go into ``broken``."""
     for line, text in zip(lines, texts, strict=True):
         try:
             record = json_value(text, "")
@@ -198,7 +198,7 @@ def _chunk(
     paths: Paths | None,
     note: str = "",
 ) -> RawChunk:
-    """Columns from records, and those of ``paths`` inside them; a key that a record lacks is None there."""
+    """Columns from records, including nested ``paths``; a missing key gives None."""
     paths = paths or {}
     keys: dict[str, None] = {}
     for record in records:
@@ -212,7 +212,7 @@ def _chunk(
 
 
 def _inside(record: Record, paths: Sequence[str]) -> object:
-    """Value under the first path that has one; of ``{value, unit}`` the value, durations in seconds."""
+    """Value under the first path that has one; for ``{value, unit}`` the value, with durations in seconds."""
     for path in paths:
         value, unit = value_at(record, path), None
         if isinstance(value, Mapping) and "value" in value:

@@ -99,7 +99,7 @@ class Scan:
     def pieces(
         self, chunks: Iterable[RawChunk], names: Sequence[str] | None, where: str, limit: int | None
     ) -> Iterator[Piece]:
-        """Good rows of the chunks, ``limit`` of them at most; ``names`` are the columns, None to take the chunks'."""
+        """Good rows of the chunks, at most ``limit``; ``names`` are the columns, None for the chunks' own."""
         left = limit
         for chunk in chunks:
             if chunk.count == 0:
@@ -158,7 +158,7 @@ class Scan:
         return reasons
 
     def _piece(self, chunk: RawChunk, left: int | None) -> Piece:
-        """The good rows of one chunk, no more than ``left``."""
+        """The good rows of one chunk, at most ``left``."""
         dropped = self._dropped(chunk)
         derived = self.layout.prepare(chunk, self._roots) if self.layout.prepare else {}
         keep = np.ones(chunk.count, dtype=np.bool_)
@@ -260,7 +260,7 @@ def _misfits(
 ) -> dict[int, Problem]:
     """Rows whose number of block ids cannot fit their tokens.
 
-    Ids cover the prompt, its last part of a block or not, or the whole blocks of prompt and answer but for its last
+    Ids cover the prompt, its last part of a block or not, or the whole blocks of prompt and answer except its last
     token, which no engine computes.
     """
     counts = np.fromiter((len(ids) for ids in lists), dtype=np.int64, count=len(lists))

@@ -84,8 +84,8 @@ def arrivals(windows: list[Window], start_s: float, end_s: float, scale: float, 
     """Arrival times of one client in [start_s, end_s): a renewal process run in operational time.
 
     Operational time is the integral of the rate, so the expected number of requests is that of the file whatever the
-    burstiness; gaps are drawn with the shape of the window they begin in, and what is left of a gap carries over into
-    the next window. The first gap is the rest of a gap met at a random moment, so that the process starts in
+    burstiness; gaps are drawn with the shape of the window they begin in, and the remainder of a gap carries over into
+    the next window. The first gap is the residual of a gap at a random moment, so that the process starts in
     equilibrium (Cox, "Renewal Theory", 1962, section 2.1).
     """
     arrivals_by_window: list[FloatArray] = []

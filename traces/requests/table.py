@@ -16,7 +16,7 @@ from traces.errors import TraceError
 DURATIONS = ("think_time_s", "measured_ttft_s", "measured_e2e_s")
 FLOAT_COLUMNS = ("arrival_s", *DURATIONS)
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session_id", "turn", *DURATIONS)
-"""Array columns of a request table in canonical order (``prefix_hashes`` is ragged and stands beside them)."""
+"""Array columns of a request table in canonical order (without ``prefix_hashes``, which is ragged)."""
 
 
 def _frozen(values: object, dtype: type[np.generic], name: str) -> NDArray[Any]:
@@ -120,12 +120,12 @@ class RequestTable:
         session_id: int64 code of the session or client a request belongs to, -1 for none; None when not recorded.
             ``session_names[code]`` is the name in the file.
         turn: position of the request inside its session from 0, -1 for none; None when not recorded.
-        think_time_s: seconds between the previous answer of the session and this request, NaN where not recorded.
+        think_time_s: seconds between the previous answer of the session and this request, NaN if not recorded.
         prefix_hashes: prefix block ids, or None.
         follows: which requests wait for which: int64[m, 2], rows (waited for, waiting), the first before the second;
-            None where the trace does not tell.
-        measured_ttft_s: measured time to first token in seconds, NaN where not measured; None when not recorded.
-        measured_e2e_s: measured end-to-end latency in seconds, NaN where not measured; None when not recorded.
+            None if the trace does not tell.
+        measured_ttft_s: measured time to first token in seconds, NaN if not measured; None when not recorded.
+        measured_e2e_s: measured end-to-end latency in seconds, NaN if not measured; None when not recorded.
         began_s: ``arrival_s`` 0 by the clock of the trace's time zone, in seconds since 1970; None without dates.
         source: where the rows came from.
         format: name of the trace format.

@@ -43,7 +43,7 @@ class Parsed:
     problems: dict[int, Problem] = field(default_factory=dict)
 
     def refuse(self, bad: BoolArray, reason: str, text: str) -> None:
-        """Give the rows of a mask a problem unless they have one; ``{}`` in the text stands for the number."""
+        """Set a problem for the rows of a mask that have none yet; ``{}`` in the text is replaced by the number."""
         for row in np.flatnonzero(bad).tolist():
             number = self.values[row].item()
             if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
@@ -106,7 +106,7 @@ def _number(value: object) -> int | float:
 
 
 def _converted(values: Values, convert: Callable[[object], T], instead: T) -> tuple[list[T], dict[int, Problem]]:
-    """Values one by one, ``instead`` of those that have a problem."""
+    """Values converted one by one; ``instead`` replaces values with a problem."""
     converted: list[T] = []
     problems = {}
     for row, value in enumerate(values):
@@ -132,7 +132,7 @@ def _numbers(values: Values) -> Parsed:
 
 
 def _filled(values: Values) -> tuple[Values, BoolArray]:
-    """Values with 0 in place of empty fields, and where those are."""
+    """Values with 0 in place of empty fields, and a mask of the empty fields."""
     if isinstance(values, np.ndarray):
         return values, np.zeros(len(values), dtype=np.bool_)
     empty = np.array([_is_blank(value) for value in values], dtype=np.bool_)

@@ -47,7 +47,7 @@ def read_steps(path: str | Path, format: str = "auto") -> StepTable:
 
 
 def _table_rows(file: Path, skipped: Counter[str]) -> Iterator[Record]:
-    """Rows of a canonical table; in a run's own ``steps.parquet`` the simulated seconds stand for the measured ones."""
+    """Rows of a canonical table; in a run's own ``steps.parquet`` simulated seconds serve as measured ones."""
     columns, rows = table_rows(file)
     own = "seconds" in columns and "replica" in columns
     for column in () if own else columns:

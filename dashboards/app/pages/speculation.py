@@ -168,7 +168,7 @@ def at_batch_sentence(scenario: str, batch: int, prompt: int, output: int) -> st
 
 
 def best_at(grid: SpeculationGrid, batch: int) -> int:
-    """The best number of draft tokens at one of the grid's batches; 0 where none pays."""
+    """The best number of draft tokens at one of the grid's batches; 0 if none pays."""
     return grid.best[grid.batches.index(batch)]
 
 

@@ -76,7 +76,7 @@ def what_if_scenario(values: Values) -> Json:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The analytic answer, with the simulated run of the same load where there is one."""
+    """The analytic answer, with the simulated run of the same load if there is one."""
     data = what_if_scenario(values)
     scenario = scenario_from(data, "what-if")
     rate = float(values["rate"])

@@ -19,11 +19,11 @@ BURST_S = 2e-4
 CACHE_MULTIPLE = 3
 """Bytes that pass between two cold calls, in sizes of the last cache."""
 INFINITY_CACHE_BYTES = 256 << 20
-"""Largest of AMD's caches beyond L2 (MI300X; Radeon has up to 128 MiB), which no property of torch tells."""
+"""Size of AMD's largest cache beyond L2 (MI300X; Radeon has up to 128 MiB); torch does not report it."""
 SYSTEM_CACHE_BYTES = 96 << 20
 """Size of Apple's largest system-level cache (M1 Ultra and later Ultras); no API reports it."""
 MOST_COPIES = 1024
-"""Operand copies a cold GPU kernel rotates over at most."""
+"""Maximum number of operand copies that a cold GPU kernel rotates over."""
 
 
 class Timing(NamedTuple):
@@ -55,7 +55,7 @@ def timing_of(samples: FloatArray) -> Timing:
 
 
 def involuntary_switches() -> int:
-    """Number of times the system took a core away from this process; 0 where it does not say."""
+    """Number of times the system took a core away from this process; 0 if it does not say."""
     try:
         import resource
     except ImportError:
@@ -115,7 +115,7 @@ class CpuClock:
 class CudaClock:
     """Time per kernel inside a captured CUDA graph, by events around its replay; HIP graphs where torch runs on ROCm.
 
-    Cold: the graph rotates over so many copies of the operands that each has left the last cache when its turn comes.
+    Cold: the graph rotates over enough copies of the operands that each has left the last cache before its reuse.
     """
 
     device = "cuda"

@@ -1,4 +1,4 @@
-"""This machine as a chip: its names, cores and caches, and the limits that it was seen to reach."""
+"""Profile of this machine as a chip: names, cores and caches, and measured limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulator.replay.measure.shapes import DTYPES, KernelShape
 DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "mps": "mps"}
 """Devices that can be timed, by torch's name: ROCm's are CUDA devices to it."""
 FALLBACK_CACHE_BYTES = 32 << 20
-"""Last cache of a CPU whose system does not tell."""
+"""Size of a CPU's last cache if the system does not report it."""
 PROBE_S = 0.3
 """Seconds for each probe of a limit."""
 PROBE_WIDTHS = (1024, 2048, 4096)
@@ -113,7 +113,7 @@ def memory_bytes() -> float:
 def probe(torch: Any, clock: Clock, seen: Iterable[tuple[KernelShape, float]], seed: int) -> MachineLimits:
     """Measure the limits of this CPU: large matrix products, passes over memory and over the caches.
 
-    None of the kernels ``seen`` before, each with its seconds, may be faster than the limits.
+    Limits are raised so that no kernel of ``seen`` (with its seconds) is faster.
     """
     generator = torch.Generator().manual_seed(seed)
     cache = last_cache_bytes()
@@ -200,7 +200,7 @@ def machine_profile(limits: MachineLimits, method: str) -> str:
 
 
 def _figure(value: float) -> float:
-    """Three digits, rounded up: a limit is not below what was seen."""
+    """Three digits, rounded up, so that a limit is not below the measured value."""
     step = 10.0 ** (floor(log10(value)) - 2)
     return float(f"{ceil(value / step) * step:.3g}")
 

@@ -54,13 +54,13 @@ def combine_replications(documents: Sequence[Json], level: float = LEVEL) -> Jso
 
 
 def _keeps_up(documents: Sequence[Json]) -> bool | None:
-    """True if most of the runs do; None where all requests arrive at once."""
+    """True if most of the runs do; None if all requests arrive at once."""
     known = [document["load"]["keeps_up"] for document in documents if document["load"]["keeps_up"] is not None]
     return sum(known) * 2 > len(known) if known else None
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, element by element in mappings and equally long lists; None where no value is known.
+    """Mean of numbers, element by element in mappings and equally long lists; None if no value is known.
 
     Whole means of whole numbers stay whole; anything that is not a number is taken from the first run.
     """

@@ -206,7 +206,7 @@ def serves_arrivals(scenario: Scenario, stratum: Stratum) -> bool:
 
 
 def served_response(figures: Mapping[str, Any], factors: Mapping[str, Factors]) -> dict[str, list[float]]:
-    """Logarithms of the factors on figures, those of a slower engine last; 0 where no kind is known. Factors of
+    """Logarithms of the factors on figures, those of a slower engine last; 0 if no kind is known. Factors of
     throughput are those of a latency."""
     response = {}
     for name, value in figures.items():

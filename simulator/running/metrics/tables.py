@@ -103,7 +103,7 @@ def latency_table(document: Document) -> Table:
 
 
 def with_interval(key: str, document: Document, unit: float = 1.0) -> Value:
-    """A number of the summary, and the ends of its interval where there is one, e.g. ``58.04 51..70``."""
+    """A number of the summary, and the ends of its interval if there is one, e.g. ``58.04 51..70``."""
     value, interval = document["summary"][key], document["intervals"].get(key)
     text = number(value and value / unit)
     if interval is None or interval[1] - interval[0] <= 1e-4 * abs(interval[1]):
@@ -228,7 +228,7 @@ def memory_table(document: Document) -> Table:
 
 
 def replica_table(document: Document) -> Table:
-    """Every replica; empty where there is one, or more than can be read."""
+    """Every replica; empty if there is one, or more than can be read."""
     rows: list[list[Value]] = []
     for row in document.get("replicas") or []:
         name = f"{row['replica']} ({row['pool']})" if document.get("pools") else str(row["replica"])

@@ -61,7 +61,7 @@ class Drafting:
     unskipped: list[Any]
     """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
     by_seqs: list[Any]
-    """Choices of a policy that goes by the batch alone, by sequences; None where it has not chosen yet."""
+    """Choices of a policy that goes by the batch alone, by sequences; None if it has not chosen yet."""
 
     def __init__(self, rule: Any, limits: Any, windows: tuple[int | None, ...]) -> None:
         self.policy = rule.make_policy()

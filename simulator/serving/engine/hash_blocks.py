@@ -23,7 +23,7 @@ class HashBlocks:
     capacity: cython.longlong
     """Slots."""
     _places: cython.longlong[::1]
-    """The slot in each place of the hash table; -1 where it is empty."""
+    """The slot in each place of the hash table; -1 if it is empty."""
     _shift: cython.longlong
     _free: cython.longlong
     """A slot that is empty, from which ``after`` leads to the others; -1 for none."""
@@ -84,7 +84,7 @@ class HashBlocks:
     @cython.exceptval(-2, check=True)
     @cython.ccall
     def find(self, hash_block: cython.longlong) -> cython.longlong:
-        """The slot of a hash block; -1 where it is not here."""
+        """The slot of a hash block; -1 if it is not here."""
         slot: cython.longlong
         place: cython.longlong = self._place(hash_block)
         while True:

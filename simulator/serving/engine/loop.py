@@ -50,7 +50,7 @@ class Engine:
         prices: seconds of a step.
         output: where its results go.
         draws: accepted draft tokens, or None without speculation.
-        budget: how many draft tokens of each sequence a step verifies, or None where all are.
+        budget: how many draft tokens of each sequence a step verifies, or None if all are.
         drafting: the policy that chooses the draft tokens of each step, or None where their number never changes.
         resumed: requests that start again after a failure, as they were in the replica that failed.
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.

@@ -12,7 +12,7 @@ from simulator.serving.engine.common import TO_WHOLE, cython, exp, log, log2, po
 from simulator.speculation import Batch
 
 CONTEXT_CELL = cython.declare(cython.longlong, 256)
-"""Width in tokens of the cells within which mean contexts have one price, as have prompt tokens of a step."""
+"""Mean contexts, and prompt tokens of a step, are rounded to cells of this width before pricing."""
 EXACT_TOKENS = cython.declare(cython.longlong, 32)
 REMEMBERED = cython.declare(cython.double, 10.0)
 FORGET = cython.declare(cython.double, 30.0)

@@ -38,7 +38,7 @@ class HostCache:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def get(self, hash_block: cython.longlong) -> cython.longlong:
-        """Blocks of a hash block; 0 where it is not here."""
+        """Blocks of a hash block; 0 if it is not here."""
         slot: cython.longlong = self._hash_blocks.find(hash_block)
         return self._hash_blocks.blocks[slot] if slot >= 0 else 0
 

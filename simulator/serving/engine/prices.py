@@ -293,7 +293,7 @@ class Program:
     operands: cython.longlong[::1]
     """Number of operands of each operation."""
     _by_keys: dict[Any, Any]
-    """``Repeated.steps`` by the step at which the function ends; None where it has to run as a whole."""
+    """``Repeated.steps`` by the step at which the function ends; None if it has to run as a whole."""
 
     def __init__(self, recording: Any) -> None:
         self.recording = recording
@@ -343,7 +343,7 @@ class Program:
 
     @cython.cfunc
     def _steps_by_keys(self, end: cython.longlong, work: Work) -> Any:
-        """The steps on the latest way, to ``end``, that depend on the keys, 6 numbers each; None where it branches on
+        """The steps on the latest way, to ``end``, that depend on the keys, 6 numbers each; None if it branches on
         them or looks them up in anything but a table."""
         step: cython.longlong = 0
         moved = {WORK_COUNT + 3 * work.kinds + w for w in range(work.kinds)}
@@ -427,7 +427,7 @@ class Program:
     @cython.exceptval(-2, check=True)
     @cython.cfunc
     def _run(self) -> cython.longlong:
-        """Compute the values; returns the step at which the function ends, -1 where the way was not recorded."""
+        """Compute the values; returns the step at which the function ends, -1 if the way was not recorded."""
         operation: cython.longlong
         step: cython.longlong = 0
         count: cython.longlong = len(self.steps)

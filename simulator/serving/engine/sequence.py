@@ -148,7 +148,7 @@ class StepPlan:
     blocks_in = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied back from host memory before the step."""
     parts = cython.declare(list, visibility="public")
-    """Plans of attention groups, whose sum this one is; empty where there is one group."""
+    """Plans of attention groups, whose sum this one is; empty if there is one group."""
 
     def __init__(self) -> None:
         self.parts = self.padding = NONE

@@ -49,9 +49,9 @@ class Work:
     dp_imbalance: cython.double
     """Ratio of all attention groups' tokens to the tokens counted here; 0 if there is one group."""
     trimmed: cython.longlong
-    """Tokens that are not verified of ``decode_seqs * query_len``."""
+    """Tokens of ``decode_seqs * query_len`` that the step does not verify."""
     slowest = cython.declare(object, visibility="public")
-    """Work of the slowest attention group: the most of any group in every number; None where there is one group."""
+    """Work of the slowest attention group: the maximum over groups of every number; None if there is one group."""
     scratch: Any
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:

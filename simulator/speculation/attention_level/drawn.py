@@ -115,5 +115,5 @@ class DrawnHits:
 
 
 def drawn_hits(groups: DeviceGroups, seed: int, most_seqs: int) -> DrawnHits | None:
-    """Draws of hits and misses for replicas of up to ``most_seqs`` sequences; None where a step takes their mean."""
+    """Draws of hits and misses for replicas of up to ``most_seqs`` sequences; None if a step takes their mean."""
     return DrawnHits(groups.config, seed, most_seqs) if groups.config.hits == "drawn" else None

@@ -93,7 +93,7 @@ class _Groups:
         return now
 
     def send(self, layer: int, group: int, start_s: float) -> tuple[float, float, float]:
-        """Attention, the verdict, then skip, or run, what follows: when the output arrives, the verdict, the end."""
+        """Run attention and verification, then run or skip the next kernels; times of output arrival, verdict, end."""
         times, lane, hit = self.times, f"group {group}", bool(self.hits[layer])
         window_s = self.spend(layer, lane, "first and last chunk", start_s, times.window_s)
         rest_s = self.spend(layer, lane, "rest of attention", window_s, times.exact_s - times.window_s)

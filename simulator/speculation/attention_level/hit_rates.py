@@ -21,7 +21,7 @@ WINDOW_TOKENS = 128
 
 
 def published_hit_rates(task: str) -> dict[float, float | None]:
-    """Hit rate of ``task`` by tolerance; None where none was published.
+    """Hit rate of ``task`` by tolerance; None if none was published.
 
     Raises:
         ForerunError: no such task.

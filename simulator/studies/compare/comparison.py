@@ -338,7 +338,7 @@ def _widened(ratio: Ratio | None, ends: Sequence[Ratio | None]) -> Ratio | None:
 def _crossover_plan(
     variants: Sequence[Variant], requested: str, served: Mapping[str, Any] | None
 ) -> tuple[str | None, list[float], str | None]:
-    """Path and values of the load grid, and a remark where there is none."""
+    """Path and values of the load grid, and a remark if there is none."""
     if requested == NONE:
         return None, [], None
     if requested == AUTOMATIC:

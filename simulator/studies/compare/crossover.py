@@ -41,7 +41,7 @@ class CurvePoint(Ratio):
 
 @dataclass(frozen=True)
 class Crossing(DocumentPart):
-    """Load at which a speedup passes 1, with the ends of its interval; None where an end is beyond the loads tried."""
+    """Load at which a speedup passes 1, with the ends of its interval; None if an end is beyond the loads tried."""
 
     variant: str
     value: float
@@ -52,7 +52,7 @@ class Crossing(DocumentPart):
 
 
 class ServedLoads(NamedTuple):
-    """Highest loads that the baseline and a variant can serve in the long run; infinite where not known."""
+    """Highest loads that the baseline and a variant can serve in the long run; infinite if not known."""
 
     base: float
     variant: float
@@ -88,7 +88,7 @@ def scenario_load(scenario: Scenario, path: str) -> float | None:
 
 
 def served_load(scenario: Scenario, path: str) -> float | None:
-    """The value at a load path that the scenario's replicas can serve in the long run; None where no rate is offered,
+    """The value at a load path that the scenario's replicas can serve in the long run; None if no rate is offered,
     or no steady state is known."""
     if path not in (REQUEST_RATE, RATE_SCALE):
         return None
@@ -107,7 +107,7 @@ def served_load(scenario: Scenario, path: str) -> float | None:
 
 
 def automatic_path(variants: Sequence[Variant]) -> str | None:
-    """The load field that all variants have in common and at the same value; None where there is none."""
+    """The load field that all variants have in common and at the same value; None if there is none."""
     paths = {load_path(variant.scenario) for variant in variants}
     path = paths.pop() if len(paths) == 1 else None
     if path is None or len({scenario_load(variant.scenario, path) for variant in variants}) > 1:
@@ -141,7 +141,7 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
 
 
 def served_grid(base: float | None, served: Mapping[str, float | None]) -> list[float] | None:
-    """Loads to try within the highest that a variant serves, ascending; None where that is not known of all.
+    """Loads to try within the highest that a variant serves, ascending; None if that is not known of all.
 
     The highest load of each variant is tried too: beyond it the variant is worse than one that serves more.
     """
@@ -335,7 +335,7 @@ class _SteadyRuns:
 
 
 def _steady_requests(scenario: Scenario) -> int | None:
-    """Requests of a run that shows the steady state of a scenario; None where a trace, a profile or a burst says how
+    """Requests of a run that shows the steady state of a scenario; None if a trace, a profile or a burst says how
     many there are."""
     arrivals = scenario.workload.arrivals
     if arrivals is None or arrivals.profile is not None or scenario.workload.trace is not None:

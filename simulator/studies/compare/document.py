@@ -143,7 +143,7 @@ class CompareDocument(StudyDocument):
         return next((curve.points for curve in curves if curve.variant == variant), [])
 
     def most(self, variant: str) -> float | None:
-        """Highest load that a variant can serve in the long run; None where it is not known."""
+        """Highest load that a variant can serve in the long run; None if it is not known."""
         return (self.served_load or {}).get(variant)
 
 
@@ -272,7 +272,7 @@ def _sensitivity_words(data: CompareDocument, best: str, side: int) -> str:
 
 
 def _host_words(data: CompareDocument) -> str:
-    """Host work's share of the time of the best variant that drafts; empty where it is small."""
+    """Host work's share of the time of the best variant that drafts; empty if it is small."""
     drafting = [
         row for row, _ in data.contenders if (row.scenario.get("speculation") or {}).get("method", "none") != "none"
     ]

@@ -15,7 +15,7 @@ from simulator.studies.study_file import Variant
 
 @dataclass(frozen=True)
 class Ends(DocumentPart):
-    """Ratio of a variant over the baseline at both ends of an assumed parameter; None where a run failed."""
+    """Ratio of a variant over the baseline at both ends of an assumed parameter; None if a run failed."""
 
     at_low: float | None
     at_high: float | None

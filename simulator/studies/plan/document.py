@@ -43,7 +43,7 @@ SURE = 0.95
 
 J_PER_KWH = 3.6e6
 BINDS = 0.9
-"""Share of its limit from which the figure nearest its limit binds."""
+"""The figure nearest to its limit binds if it has reached this share of that limit."""
 
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
@@ -142,7 +142,7 @@ class LayoutAtLoad(DocumentPart):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLayout(DocumentPart):
-    """A layout of a plan. Fields from ``usd_per_million_output_tokens`` on are None where it was not simulated."""
+    """A layout of a plan. Fields from ``usd_per_million_output_tokens`` on are None if it was not simulated."""
 
     layout: str
     set: Json
@@ -155,7 +155,7 @@ class PlannedLayout(DocumentPart):
     usd_per_hour: float | None
     prices: dict[str, ChipPrice]
     max_rate: float | None
-    """Highest request rate at which it meets the SLO, req/s; None where that was not searched."""
+    """Highest request rate at which it meets the SLO, req/s; None if that was not searched."""
     max_rate_is_at_least: bool | None
     headroom: float | None
     """``max_rate`` over the planned rate, less 1."""
@@ -248,7 +248,7 @@ MOST_NAMED = 4
 class PlanResult(StudyResult[PlanDocument]):
     """Layouts, the best first; its data frame has a row for each.
 
-    ``best`` is the winner, None where no layout holds the SLO.
+    ``best`` is the winner, None if no layout holds the SLO.
     """
 
     kind = "plan"
@@ -256,7 +256,7 @@ class PlanResult(StudyResult[PlanDocument]):
 
     @property
     def legend(self) -> str:  # type: ignore[override]
-        """Words of the tables."""
+        """Legend of the terms in the tables."""
         words = (
             "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, "
         )
@@ -266,7 +266,7 @@ class PlanResult(StudyResult[PlanDocument]):
 
     @property
     def best(self) -> BestLayout | None:
-        """The cheapest layout that meets the SLO; None where none does."""
+        """The cheapest layout that meets the SLO; None if none does."""
         return self.data.best
 
     @property
@@ -367,7 +367,7 @@ def _watts(power_w: float | None) -> Cell:
 
 
 def _power_table(data: PlanDocument) -> Table:
-    """Power and carbon of layouts that meet the SLO; empty where neither a budget nor carbon was requested."""
+    """Power and carbon of layouts that meet the SLO; empty if neither a budget nor carbon was requested."""
     rows: list[list[Value]] = []
     carbon = data.carbon_g_per_kwh is not None
     for row in data.holding if carbon or data.power_budget_w is not None else ():

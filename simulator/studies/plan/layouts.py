@@ -53,11 +53,11 @@ class Layout:
     name: str
     chips: int
     usd_per_hour: float | None
-    """Price of one replica, US dollars per hour; None where neither scenario nor chip profile has one."""
+    """Price of one replica, US dollars per hour; None if neither scenario nor chip profile has one."""
     refused: str | None = None
-    """Why the layout cannot be simulated; None where it can."""
+    """Why the layout cannot be simulated; None if it can."""
     steady: SteadyReplica | None = None
-    """Analytic averages of one replica; None where there are none."""
+    """Analytic averages of one replica; None if there are none."""
     prices: Mapping[str, ChipPrice] = field(default_factory=dict)
     """Price of each of its chips, by name."""
     scalable: bool = True

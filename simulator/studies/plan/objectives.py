@@ -138,7 +138,7 @@ def good(objective: Objective, result: Served) -> BoolArray:
 
 
 def statistic(name: str, sample: WeightedSample) -> float | None:
-    """``mean``, ``median``, ``std`` or a percentile such as ``p99.9`` of a sample; None where it is empty."""
+    """``mean``, ``median``, ``std`` or a percentile such as ``p99.9`` of a sample; None if it is empty."""
     if not sample.size:
         return None
     if name in ("mean", "median", "std"):

@@ -83,9 +83,9 @@ class Candidate:
     searched: int = 0
     """Simulated replicas, if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
     chance: float | None = None
-    """Probability of meeting the SLO with the model's error counted; None where not computed."""
+    """Probability of meeting the SLO with the model's error counted; None if not computed."""
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
-    """90 % intervals of its limited figures, with the model's error counted; empty where not computed."""
+    """90 % intervals of its limited figures, with the model's error counted; empty if not computed."""
     points: tuple[LoadPoint, ...] = ()
     """Loads at which it was simulated."""
 
@@ -137,7 +137,7 @@ class Plan:
     objective: Objective
     options: PlanOptions
     rate: float | None
-    """Requests per second planned for; None where the highest is sought."""
+    """Requests per second planned for; None if the highest is sought."""
     by_price: bool
     """True if cost is US dollars per hour; else chips."""
     candidates: list[Candidate] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate | None:
-        """The winner; None where no candidate holds the SLO."""
+        """The winner; None if no candidate holds the SLO."""
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.status == "meets" else None
 
@@ -271,7 +271,7 @@ def overload(
     of that over all requests bound those of TTFT and E2E latency, and its mean theirs.
 
     Args:
-        steady: analytic averages of one replica; None where there are none. Not used where prompts share prefixes, for
+        steady: analytic averages of one replica; None if there are none. Not used where prompts share prefixes, for
             routing decides what a cache is worth.
         objective: the SLO.
         replicas: how many.
@@ -379,7 +379,7 @@ class _Search:
     def _search(
         self, layout: Layout, replicas: int, guess: float, longest: float, held: float = 0.0
     ) -> tuple[Callable[[], Any], float] | None:
-        """Begin the search for a highest rate; None where a run is too short to tell even at the guess."""
+        """Begin the search for a highest rate; None if a run is too short to tell even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
         most = load.most_telling_rate(driven, self._longest_wait_s)
@@ -492,7 +492,7 @@ class CheapestFirst(_Search):
             missed.reason = f"{missed.reason}; without load still {unloaded}, so no number of replicas helps"
 
     def _miss_without_load(self, layout: Layout) -> str | None:
-        """Reason why a replica misses even with hardly any load; None where it holds, or cannot be run."""
+        """Reason why a replica misses even with hardly any load; None if it holds, or cannot be run."""
         rate = self._rate * UNLOADED
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), 1)
         self._plan.runs += 1

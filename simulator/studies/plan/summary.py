@@ -113,7 +113,7 @@ def _monthly(candidate: Candidate) -> float | None:
 
 
 def price_words(plan: Plan) -> str:
-    """Price of each chip that competed, and where it comes from; empty where none is known."""
+    """Price of each chip that competed, and where it comes from; empty if none is known."""
     prices: dict[str, ChipPrice] = {}
     for candidate in plan.candidates:
         if candidate.status != "refused":
@@ -287,7 +287,7 @@ def risk_words(chance: float, basis: str | None) -> str:
 
 
 def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:
-    """Largest factor on all durations with which the SLO holds; None where no load is known at which it does not.
+    """Largest factor on all durations with which the SLO holds; None if no load is known at which it does not.
 
     An engine ``s`` times as slow is one at ``s`` times the load whose latencies last ``s`` times as long, so that the
     SLO holds while ``s * slo_ratio(s * load) <= 1``; logarithms are interpolated between the loads.

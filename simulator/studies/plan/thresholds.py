@@ -104,7 +104,7 @@ class ThresholdsResult(StudyResult[ThresholdsDocument]):
 
     @property
     def best(self) -> FleetByThreshold | None:
-        """The cheapest threshold that holds; None where none does."""
+        """The cheapest threshold that holds; None if none does."""
         return self.data.best
 
     @property

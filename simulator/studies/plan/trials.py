@@ -36,7 +36,7 @@ class PlannedLoad:
     skipped: int = 0
     """Rows of a trace before the first request that is played."""
     window: str = ""
-    """The part of a trace that is played, in words; empty where it is the whole trace."""
+    """The part of a trace that is played, in words; empty if it is the whole trace."""
 
     def at(self, scenario: Scenario, rate: float) -> Scenario:
         """The scenario with ``rate`` requests per second."""
@@ -368,7 +368,7 @@ def highest_rate(
     """The highest load at which ``slo_ratio_at`` is at most 1, by interpolation between logarithms.
 
     The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
-    what is searched rises but for the granularity of batching. A bracket that two loads did not shrink to half is
+    what is searched rises except the granularity of batching. A bracket that two loads did not shrink to half is
     bisected.
 
     Args:

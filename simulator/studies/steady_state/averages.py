@@ -29,7 +29,7 @@ MOST_JOINING = 32
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """Means of one replica's steady state; None where there is none."""
+    """Means of one replica's steady state; None if there is none."""
 
     rate: float
     """Requests per second."""

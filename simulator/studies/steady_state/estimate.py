@@ -55,7 +55,7 @@ _REPLICAS: RecentResults[SteadyReplica] = RecentResults(MOST_KEPT)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Means of a steady state; None where there is none, because of overload."""
+    """Means of a steady state; None if there is none, because of overload."""
 
     request_rate: float
     """Requests per second of all replicas; for a closed loop, the resulting rate."""
@@ -183,7 +183,7 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
 
 
 def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
-    """The parts of a scenario's replicas, its requests, and the averages of one replica; kept for the next question."""
+    """The parts of a scenario's replicas, its requests, and the averages of one replica; cached for the next call."""
     _refuse(scenario)
     lengths = _lengths(scenario)
     build = kept_build(scenario)

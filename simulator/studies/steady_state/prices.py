@@ -86,7 +86,7 @@ class StepPrices:
     batches: FloatArray
     decode_s: FloatArray
     chunk_s: FloatArray
-    """Seconds of a step with prompts that decoding takes; 0 where prompts have steps of their own."""
+    """Seconds of a step with prompts that decoding takes; 0 if prompts have steps of their own."""
     joined_s: FloatArray
     """[batch, group]: mean seconds that a group of prompts adds to the steps it joins, per group of ``GROUPS``."""
     joined_square_s2: FloatArray

@@ -52,7 +52,7 @@ def most_telling_rate(scenario: Scenario, requests: int, longest_wait_s: float) 
 
 
 def loaded_latency_s(scenario: Scenario) -> float:
-    """Latency of the mean request under load: ``LOADED`` times that of one alone; 0 where none can be served."""
+    """Latency of the mean request under load: ``LOADED`` times that of one alone; 0 if none can be served."""
     try:
         alone_s = estimate(scenario, concurrency=1.0).mean_e2e_s or 0.0
     except ForerunError:
@@ -61,7 +61,7 @@ def loaded_latency_s(scenario: Scenario) -> float:
 
 
 def _simulated_alone_s(scenario: Scenario) -> float:
-    """Latency of the mean request alone, where there is no closed form."""
+    """Latency of the mean request alone, if there is no closed form."""
     from simulator.running.run import serve
 
     try:

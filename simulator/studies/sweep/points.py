@@ -32,7 +32,7 @@ class Point:
     name: str
     set: Mapping[str, Any]
     scenario: Scenario | None
-    """None where the combination is no valid scenario; ``error`` says why."""
+    """None if the combination is no valid scenario; ``error`` says why."""
     seed: int
     replications: int
     key: str

@@ -46,7 +46,7 @@ class SweptPoint(DocumentPart):
     """``done`` or ``failed``."""
 
     def value(self, metric: str) -> float | None:
-        """A metric of its runs; None where it failed or did not measure it."""
+        """A metric of its runs; None if it failed or did not measure it."""
         return None
 
     def words(self, path: str) -> str:
@@ -109,7 +109,7 @@ class PointResult:
     status: str
     """``done`` or ``failed``."""
     document: Mapping[str, Any] | None
-    """The run document without its scenario; None where the point failed."""
+    """The run document without its scenario; None if the point failed."""
     error: str | None
     runs: int
     """Number of recorded results: 1, or 0 for a point that was refused unrun."""

@@ -80,7 +80,7 @@ def vllm_config(tuning: Tuning) -> Json | None:
     """vLLM's speculative config: one number of draft tokens, or a schedule by batch where that gains more.
 
     Returns:
-        None where no draft token pays at any batch: leave the flag out.
+        None if no draft token pays at any batch: leave the flag out.
     """
     speculation = tuning.scenario.speculation
     assert speculation is not None
@@ -136,7 +136,7 @@ def sglang_words(tuning: Tuning) -> list[str]:
 
 
 def one_choice(tuning: Tuning) -> DraftChoice | None:
-    """The choice with the highest geometric mean of speed-ups over the judged batches; None where none surely pays."""
+    """The choice with the highest geometric mean of speed-ups over the judged batches; None if none surely pays."""
     if not surely_pays(tuning):
         return None
     return tuning.choices[int(fewest_nearly_best(np.exp(np.log(tuning.mean_speedups()[1:]).mean(axis=1))))]
@@ -203,7 +203,7 @@ class DraftGain(DocumentPart):
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenLength(DocumentPart):
-    """Mean tokens per step from which drafting pays, with its interval; None where prompts alone take too long."""
+    """Mean tokens per step from which drafting pays, with its interval; None if prompts alone take too long."""
 
     acceptance_length: float | None
     low: float | None
@@ -258,7 +258,7 @@ class BreakEvenRow(BreakEvenLength):
     batch: int
     num_speculative_tokens: int
     alpha: float | None
-    """Chance of acceptance, equal at every position, that gives the length; None where none can."""
+    """Chance of acceptance, equal at every position, that gives the length; None if none can."""
     expected_acceptance_length: float
 
 
@@ -570,7 +570,7 @@ def _load_sentence(tuning: Tuning, load: Launched, scheduled: bool, emitted: boo
 
 
 def _host_sentence(tuning: Tuning) -> str:
-    """Host work's share of a step that drafts, at the batch where drafting gains most; empty where it is small."""
+    """Host work's share of a step that drafts, at the batch where drafting gains most; empty if it is small."""
     column, cell = max(enumerate(tuning.mean, len(tuning.cells)), key=lambda one: one[1].best_speedup)
     share = float(tuning.priced.times[tuning.choices.index(cell.best)].host[column])
     if share < HOST_SHARE:
@@ -639,7 +639,7 @@ def _shown(load: TunedLoad | None) -> TunedLoad:
 
 
 def _ends_of(one: BreakEven) -> dict[str, float | None]:
-    """A break-even length with its interval; None where prompts alone take too long."""
+    """A break-even length with its interval; None if prompts alone take too long."""
     return {key: value if isfinite(value := getattr(one, key)) else None for key in LENGTH_ENDS}
 
 

@@ -35,7 +35,7 @@ class SpeculationGrid:
     by_context: FloatArray
     """[K, context] Decoding speed of a request over that without speculation."""
     crossover_batch: tuple[float | None, ...]
-    """[K] Batch at which the speed-up falls below 1; None where it does not within ``batches``; 0 where it never pays.
+    """[K] Batch at which the speed-up falls below 1; None if it does not within ``batches``; 0 if it never pays.
     """
     crossover_rate: tuple[float | None, ...]
     """[K] The crossover as requests per second of one replica whose engine is always busy."""
@@ -44,7 +44,7 @@ class SpeculationGrid:
 
     @property
     def best(self) -> tuple[int, ...]:
-        """[batch] Number of draft tokens with the highest speed-up; 0 where none pays."""
+        """[batch] Number of draft tokens with the highest speed-up; 0 if none pays."""
         top = self.by_batch.argmax(axis=0)
         pays = self.by_batch.max(axis=0) > 1.0
         return tuple(self.draft_tokens[k] if pay else 0 for k, pay in zip(top.tolist(), pays.tolist(), strict=True))
@@ -115,7 +115,7 @@ def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
     """Batch at which the speed-up falls through 1 for good, interpolated in the logarithm of the batch.
 
     Returns:
-        0.0 where it is below 1 at the largest batch and at every smaller one; None where it is not below 1 there.
+        0.0 if it is below 1 at the largest batch and at every smaller one; None if it is not below 1 there.
     """
     if speedups[-1] >= 1.0:
         return None

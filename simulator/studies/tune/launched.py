@@ -57,7 +57,7 @@ class Launched:
     low: TunedLoad
     high: TunedLoad
     served_rate: float | None
-    """Requests per second of one replica, with the flags or without, that can be served; None where not known."""
+    """Requests per second of one replica, with the flags or without, that can be served; None if not known."""
 
 
 def launched(tuning: Tuning, choices: Mapping[int, DraftChoice | None], seed: int) -> Launched:

@@ -36,8 +36,8 @@ from simulator.studies.tune.document import TunedResult
 from traces.llama_cpp import LocalRate, read_llama_cpp
 
 SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
-"""Standard deviations, in logarithms, of the two factors before anything is measured. Class defaults on whole cards
-left out of their fit: one-row rates within 6 to 11 % at the median, batches within 20 to 30 % at the 90th centile."""
+"""Prior standard deviations of the two factors, in logarithms. With class defaults on cards left out of the fit, errors
+are 6 to 11 % of one-row rates at the median, and 20 to 30 % of batches at the 90th percentile."""
 RATE_NOISE, MODEL_NOISE = 0.03, 0.05
 """Standard deviation of a measured rate, and of a priced step that was not measured itself."""
 ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0

@@ -73,7 +73,7 @@ class TokenTime:
         return seconds
 
     def length_for(self, seconds: FloatArray) -> FloatArray:
-        """Acceptance length at which a token takes ``seconds``; infinite where the prompts alone take as long."""
+        """Acceptance length at which a token takes ``seconds``; infinite if the prompts alone take as long."""
         left = seconds - self.prompts * self.prompt_s
         return np.divide(self.step_s, left, out=np.full_like(self.step_s, np.inf), where=left > 0.0)
 

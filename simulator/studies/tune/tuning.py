@@ -87,12 +87,12 @@ class GridCell:
 
     @property
     def choice(self) -> DraftChoice | None:
-        """Best way to draft; None where no way to draft pays."""
+        """Best way to draft; None if no way to draft pays."""
         return self.best if self.best_speedup > 1.0 else None
 
     @property
     def speedup(self) -> float:
-        """Speed-up of the choice; 1 where no way to draft pays."""
+        """Speed-up of the choice; 1 if no way to draft pays."""
         return max(self.best_speedup, 1.0)
 
 

@@ -9,7 +9,7 @@ from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
 
 @cython.cclass
 class PipelinedScheduler(UnifiedScheduler):
-    """vLLM V1's rule where earlier batches have not come out yet.
+    """vLLM V1's rule while earlier batches are still in the pipeline.
 
     A decoding sequence waits for its token; the next chunk of a prompt may follow the one before through the
     pipeline. A sequence in flight is not preempted. Blocks, budget and order are those of ``UnifiedScheduler``; the
@@ -20,7 +20,7 @@ class PipelinedScheduler(UnifiedScheduler):
 
     @cython.ccall
     def _plan(self) -> StepPlan:
-        """Plan of a batch beside those in flight; may be empty."""
+        """Plan of a batch in addition to the batches in flight; may be empty."""
         sequence: Sequence
         plan: StepPlan = UnifiedScheduler._plan(self)
         for sequence in self.in_step(plan):
@@ -29,7 +29,7 @@ class PipelinedScheduler(UnifiedScheduler):
 
     @cython.cfunc
     def _allocate(self, sequence: Sequence, blocks: cython.longlong) -> cython.bint:
-        """Blocks for a sequence, preempting from the end, up to itself, those that are not in flight."""
+        """Allocate blocks for a sequence, preempting sequences not in flight from the batch's end back to it."""
         victim: Sequence
         place: cython.longlong
         while not self._grow(sequence, blocks):

@@ -189,7 +189,7 @@ class Scheduler:
         self._free(sequence)
 
     def arrive(self, sequence: Sequence, now: float) -> None:
-        """The KV of an incoming sequence is here, but for its last token, which the next step computes."""
+        """The KV of an incoming sequence is here, except its last token, which the next step computes."""
         _drop(self.incoming, sequence)
         sequence.ready_s = now
         sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1

@@ -25,7 +25,7 @@ class UnifiedScheduler(Scheduler):
     def _plan(self) -> StepPlan:
         """Decodes, then the unfinished prompt, then new prompts, until the budget is spent.
 
-        What a pipeline has in flight waits, but for the next chunk of a prompt.
+        What a pipeline has in flight waits, except the next chunk of a prompt.
         """
         sequence: Sequence
         tokens: cython.longlong
