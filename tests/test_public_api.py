@@ -13,6 +13,7 @@ from tiny_scenario import tiny_data
 import forerun as fr
 from simulator.serving.engine import UnifiedScheduler
 from simulator.speculation.methods import METHODS
+from simulator.studies.plan.options import PlanOptions
 
 CONTRACT = (
     *("Scenario", "load_scenario", "simulate", "compare", "plan", "tune", "sweep", "estimate", "predict"),
@@ -69,11 +70,23 @@ def test_a_user_script_passes_strict_type_checks(tmp_path):
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     wrong = script.with_name("wrong.py")
-    wrong.write_text(SCRIPT + "run.ttft_ms.p98\nfr.plot.latensy(run)\nfr.simulat(chat)\n", encoding="utf-8")
+    faults = "run.ttft_ms.p98\nfr.plot.latensy(run)\nfr.simulat(chat)\nfr.plan(chat, rates=4)\n"
+    wrong.write_text(SCRIPT + faults, encoding="utf-8")
     checked = subprocess.run(
         [*words, "--config-file", str(root / "pyproject.toml"), str(wrong)], cwd=root, capture_output=True, text=True
     )
-    assert checked.stdout.count("error:") == 3, checked.stdout
+    assert checked.stdout.count("error:") == 4, checked.stdout
+
+
+def test_options_of_a_plan_are_declared_once():
+    """The signature of ``fr.plan``, the command and the search take them from one class."""
+    scenario, *shown = inspect.signature(fr.plan).parameters.values()
+    assert scenario.name == "scenario"
+    assert shown == list(inspect.signature(PlanOptions).parameters.values())
+    named = [one.name for one in shown if one.name != "progress"]
+    assert named == list(fr.plan.declared.options)
+    described = inspect.getdoc(fr.plan) or ""
+    assert [name for name in named if f"    {name}: " not in described] == []
 
 
 def test_parity_of_a_run_is_refused(chat):

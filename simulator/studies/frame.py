@@ -12,7 +12,7 @@ from math import inf
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 from forerun.errors import ArgumentError, ForerunError, check_number
 from forerun.version import VERSION
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from simulator.running.scenario import Scenario
 
 Arguments = ParamSpec("Arguments")
+Options = TypeVar("Options")
+Source = TypeVar("Source")
 Result = TypeVar("Result", bound="StudyResult")
 ProgressCall = Callable[[int, int], None]
 ALWAYS_REPEATED = ("seed", "replications")
@@ -221,11 +223,28 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
             for unused, words in command.unused(bound.arguments).items():
                 if unused in given:
                     raise ArgumentError(unused, f"has no effect {words}; remove it")
-            result = function(*args, **kwargs)
+            result = function(*bound.args, **bound.kwargs)
             result.command = result.command or command.again(bound.arguments, result)
             return result
 
         call.declared = replace(command, call=call)  # type: ignore[attr-defined]
+        return call
+
+    return declare
+
+
+def by_keyword(
+    options: Callable[Arguments, Options],
+) -> Callable[[Callable[[Source, Options], Result]], Callable[Concatenate[Source, Arguments], Result]]:
+    """Give a function of a source and an object of options the fields of that object as keyword arguments."""
+
+    def declare(function: Callable[[Source, Options], Result]) -> Callable[Concatenate[Source, Arguments], Result]:
+        @wraps(function)
+        def call(source: Source, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            return function(source, options(*args, **kwargs))
+
+        shape, fields = signature(function), signature(options).parameters.values()
+        call.__signature__ = shape.replace(parameters=[next(iter(shape.parameters.values())), *fields])  # type: ignore[attr-defined]
         return call
 
     return declare

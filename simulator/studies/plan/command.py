@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
-from simulator.studies.frame import Interval, Jobs, Mode, Option, ProgressCall, study
+from simulator.studies.frame import Jobs, Mode, Option, ProgressCall, by_keyword, study
+from simulator.studies.plan.options import Emit, PlanOptions
 
 if TYPE_CHECKING:
     from simulator.studies.plan.document import PlanResult
@@ -13,20 +14,7 @@ if TYPE_CHECKING:
     from simulator.studies.study_file import Source
 
 REPLICAS = "hardware.replicas"
-COLUMNS = (
-    "Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time unit may "
-    "follow, ts:ms). What is not named is recognised or guessed, with a note."
-)
-SEARCHED = (
-    "Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
-    "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off."
-)
-EMITTED = (
-    "Print the winner as vllm, sglang, trtllm, dynamo, llm-d, keda or hpa, or as the benchmark command that would "
-    "confirm it: guidellm, aiperf, vllm-bench."
-)
 SOURCE = "Scenario or study file, YAML or JSON; or a log of requests."
-Emit = Annotated[str | None, Option(EMITTED, "NAME", repeated=False)]
 
 
 def _varied(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -42,11 +30,7 @@ def _varied(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 MODES = (
     Mode("with --max-rate", lambda arguments: arguments["max_rate"], ("growth", "finalists", "max_replicas")),
-    Mode(
-        f"where {REPLICAS} is varied",
-        lambda arguments: REPLICAS in _varied(arguments),
-        ("max_replicas",),
-    ),
+    Mode(f"where {REPLICAS} is varied", lambda arguments: REPLICAS in _varied(arguments), ("max_replicas",)),
 )
 
 
@@ -68,57 +52,8 @@ def _no_winner(result: "PlanResult | ThresholdsResult") -> int:
     words="without --thresholds",
     finish=_no_winner,
 )
-def plan(
-    scenario: "Source",
-    *,
-    rate: Annotated[float | None, Option("Requests per second to plan for; arrivals are sampled.", "R")] = None,
-    max_rate: Annotated[bool, Option("Find the highest rate of every layout, at the scenario's replicas.")] = False,
-    trace: Annotated[
-        str | None,
-        Option("Plan for this trace: its lengths and, without --rate, its own arrivals.", "FILE", repeated=False),
-    ] = None,
-    columns: Annotated[
-        Mapping[str, str] | None, Option(COLUMNS, "WORD=COLUMN,...", flag="--map", text=str, repeated=False)
-    ] = None,
-    growth: Annotated[float, Option("Plan for G times the rate, or the trace played G times faster.", "G")] = 1.0,
-    slo: Annotated[
-        Mapping[str, float] | Sequence[str] | None,
-        Option(
-            "A limit, over the scenario's own: p99_ttft_ms=1000; or goodput=0.95 with ttft_ms=1000 tpot_ms=60.",
-            "KEY=VALUE",
-            text=list[str],
-            resolved=True,
-        ),
-    ] = None,
-    vary: Annotated[
-        Mapping[str, Sequence[Any]] | None, Option(SEARCHED, "PATH=V1,V2,...", text=list[str], repeated=False)
-    ] = None,
-    seed: Annotated[int, Option("First seed; every layout gets the same ones.", min=0)] = 0,
-    replications: Annotated[int, Option("Runs of every layout that is near the limit.", min=1, max=1000)] = 5,
-    requests: Annotated[
-        int | None, Option("Requests of a run; default: the scenario's, and a minute of arrivals at least.", min=1)
-    ] = None,
-    finalists: Annotated[int, Option("Number of layouts to show that meet the SLO.", min=1)] = 5,
-    max_replicas: Annotated[int, Option("Most replicas of a layout to try.", min=1, max=10_000)] = 64,
-    spare: Annotated[int, Option("Replicas to rent beyond those that hold the SLO; 1 is N+1.", min=0, max=100)] = 0,
-    headroom: Annotated[
-        bool, Option("Skip the highest rates, and the cases of a failed replica and twice the load.")
-    ] = True,
-    power_budget_w: Annotated[
-        float | None,
-        Option("With --max-rate: as many replicas per layout as this power allows.", "WATTS", flag="--power-budget"),
-    ] = None,
-    carbon: Annotated[
-        float | str | Path | None, Option("Grams of CO2 per kWh, or a CSV file of hour,g_per_kwh.", "G|FILE", text=str)
-    ] = None,
-    interval: Interval = True,
-    confidence: Annotated[
-        float, Option("Required share of runs, and probability with model error, that meet the SLO.", "SHARE")
-    ] = 0.9,
-    emit: Emit = None,
-    jobs: Jobs = None,
-    progress: ProgressCall | None = None,
-) -> "PlanResult":
+@by_keyword(PlanOptions)
+def plan(scenario: "Source", options: PlanOptions) -> "PlanResult":
     """Find the fewest chips or the cheapest layout for an SLO at a load, or each layout's highest load.
 
     Args:
@@ -155,48 +90,34 @@ def plan(
     from simulator.running.scenario import is_log
     from simulator.studies.plan import document as documents
     from simulator.studies.plan.objectives import objective_of
-    from simulator.studies.plan.search import PlanOptions, make_plan
+    from simulator.studies.plan.search import make_plan
     from simulator.studies.study_file import study_of, study_of_log
 
-    if rate is not None and max_rate:
+    rate, budget, confidence = options.rate, options.power_budget_w, options.confidence
+    if rate is not None and options.max_rate:
         raise ForerunError(
             "plan: rate finds layouts for a rate, max_rate the highest rate of each layout; give one of the two"
         )
-    for name, value in (("rate", rate), ("growth", growth)):
+    for name, value in (("rate", rate), ("growth", options.growth)):
         if value is not None and not 0 < value <= 1e9:
             raise ArgumentError(name, f"must be a positive number, at most 1e9 (got {value:g})")
-    if power_budget_w is not None and not (max_rate and 0 < power_budget_w <= 1e12):
+    if budget is not None and not (options.max_rate and 0 < budget <= 1e12):
         raise ArgumentError("power_budget", "a positive number of watts, with max_rate: the layouts then fill it")
     if not 0 < confidence < 1:
         raise ArgumentError("confidence", f"must lie between 0 and 1 (got {confidence:g})")
-    _check_artefact(emit)
+    _check_artefact(options.emit)
+    columns = options.columns
     if isinstance(scenario, str | Path) and is_log(scenario):
         scenario, columns = study_of_log(scenario, columns=columns), None
-    intensity = None if carbon is None else documents.carbon_of(carbon)
-    base = study_of(scenario, vary)
-    if trace is not None:
-        base = documents.with_trace(base, trace, columns)
+    intensity = None if options.carbon is None else documents.carbon_of(options.carbon)
+    base = study_of(scenario, options.vary)
+    if options.trace is not None:
+        base = documents.with_trace(base, options.trace, columns)
     elif columns:
         raise ArgumentError("map", "names columns of a trace and there is none; give trace, or set workload.columns")
-    limits, texts = (slo, ()) if isinstance(slo, Mapping) else ({}, tuple(slo or ()))
-    options = PlanOptions(
-        mode="max-rate" if max_rate else "rate" if rate is not None else "own",
-        rate=rate,
-        growth=growth,
-        seed=seed,
-        replications=replications,
-        requests=requests,
-        finalists=finalists,
-        max_replicas=max_replicas,
-        jobs=jobs,
-        headroom=headroom,
-        interval=interval,
-        spare=spare,
-        power_budget_w=power_budget_w,
-        confidence=confidence,
-    )
-    planned = make_plan(base, objective_of({**base.scenario.slo, **limits}, texts), options, progress)
-    return documents.plan_result(planned, intensity, emit)
+    limits, texts = (options.slo, ()) if isinstance(options.slo, Mapping) else ({}, tuple(options.slo or ()))
+    planned = make_plan(base, objective_of({**base.scenario.slo, **limits}, texts), options)
+    return documents.plan_result(planned, intensity)
 
 
 @study(

@@ -39,25 +39,21 @@ from simulator.workload.workload_config import ARRIVING, rate_unit
 
 SURE = 0.95
 """Share of the runs that agree from which a verdict is called sure."""
-
-
 J_PER_KWH = 3.6e6
 BINDS = 0.9
 """The figure nearest to its limit binds if it has reached this share of that limit."""
 
 
-def plan_result(plan: Plan, intensity: tuple[float, float, float] | None, emit: str | None) -> PlanResult:
+def plan_result(plan: Plan, intensity: tuple[float, float, float] | None) -> PlanResult:
     """The result of a plan."""
     data = plan_document(plan)
     if intensity is not None:
         rows = [_with_carbon(row, intensity) for row in data.candidates]
         carbon = dict(zip(("mean", "low", "high"), intensity, strict=True))
         data = replace(data, candidates=rows, best=data.best and BestLayout(**vars(rows[0])), carbon_g_per_kwh=carbon)
-    files = {"study.yaml": _study_text(data.scenario, plan.study)}
-    result = PlanResult(data, files=files)
-    if emit is None or data.best is None:
-        return result
-    return PlanResult(replace(data, artefact=artefact(emit, result.scenario)), files=files)
+    if plan.options.emit is not None and data.best is not None:
+        data = replace(data, artefact=artefact(plan.options.emit, data.deployment))
+    return PlanResult(data, files={"study.yaml": _study_text(data.scenario, plan.study)})
 
 
 def _with_carbon(row: PlannedLayout, intensity: Sequence[float]) -> PlannedLayout:
@@ -239,6 +235,12 @@ class PlanDocument(StudyDocument):
         """Unit of its rates."""
         return rate_unit(self.scenario["workload"])
 
+    @property
+    def deployment(self) -> Scenario:
+        """The best deployment under the load that was planned for; without one, the scenario as it was."""
+        changes = {} if self.best is None else {**(self.load or {}), **self.best.set}
+        return scenario_from(self.scenario, "plan").with_values(changes)
+
 
 KV_NEARLY_GONE = "KV memory was nearly gone"
 """Begin of the note of a run; a plan has one for all its layouts."""
@@ -272,8 +274,7 @@ class PlanResult(StudyResult[PlanDocument]):
     @property
     def scenario(self) -> Scenario:
         """The best deployment under the load that was planned for; without one, the scenario as it was."""
-        changes = {} if self.best is None else {**(self.data.load or {}), **self.best.set}
-        return scenario_from(self.data.scenario, "plan").with_values(changes)
+        return self.data.deployment
 
     @property
     def title(self) -> str:

@@ -20,11 +20,10 @@ from forerun.errors import ForerunError, InvariantError
 from forerun.tables import number
 from forerun.workers import Workers, study_workers
 from simulator.running.scenario import Scenario
-from simulator.studies.frame import ProgressCall
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
+from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.trials import (
-    CONFIDENCE,
     FAULTS,
     LoadPoint,
     PlannedLoad,
@@ -41,28 +40,6 @@ from simulator.studies.steady_state.span import SPAN_S
 from simulator.studies.study_file import StudyFile
 from simulator.workload import generate_requests
 from simulator.workload.generate import trace_began_s
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """Options of a capacity plan; see ``plan``."""
-
-    mode: str = "rate"
-    """``rate``: hold ``rate``. ``own``: hold the scenario's own arrivals. ``max-rate``: find the highest rate."""
-    rate: float | None = None
-    growth: float = 1.0
-    seed: int = 0
-    replications: int = 5
-    requests: int | None = None
-    finalists: int = 5
-    max_replicas: int = 64
-    jobs: int | None = None
-    headroom: bool = True
-    interval: bool = True
-    spare: int = 0
-    confidence: float = CONFIDENCE
-    power_budget_w: float | None = None
-
 
 RANKS = ("meets", "misses", "pruned", "not simulated", "refused", "error")
 """Possible statuses of a candidate, in the order in which candidates are listed."""
@@ -159,9 +136,7 @@ class Plan:
         return float(usd) if self.by_price and usd is not None else float(candidate.chips)
 
 
-def make_plan(
-    study: StudyFile, objective: Objective, options: PlanOptions, progress: ProgressCall | None = None
-) -> Plan:
+def make_plan(study: StudyFile, objective: Objective, options: PlanOptions) -> Plan:
     """Search the layouts of a study for those that hold an objective."""
     load, rate = _load(study.scenario, options)
     candidates = layouts(study, search_axes(study), options.spare)
@@ -180,7 +155,7 @@ def make_plan(
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
     with study_workers(options.jobs) as workers:
         search = HighestRates if rate is None else CheapestFirst
-        searched = search(plan, load, usable, counts, workers, progress).run()
+        searched = search(plan, load, usable, counts, workers).run()
     plan.candidates = [*searched, *refused]
     return plan
 
@@ -355,7 +330,6 @@ class _Search:
     _layouts: Sequence[Layout]
     _counts: Sequence[int]
     _workers: Workers
-    _progress: ProgressCall | None
 
     def __post_init__(self) -> None:
         self._started: dict[tuple[int, int, float], Callable[[], Any]] = {}
@@ -393,8 +367,8 @@ class _Search:
         return self._workers.start(find_highest_rate, *arguments, shown, options.interval, held), most
 
     def _tick(self, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(done, max(done, total))
+        if self._plan.options.progress is not None:
+            self._plan.options.progress(done, max(done, total))
 
 
 class CheapestFirst(_Search):

@@ -62,11 +62,9 @@ def best_thresholds(
         conclusion=_conclusion(path, scaled, fixed_row),
         **study_header(base, seeds[0], rows[0].basis if rows else None),
     )
-    files = {"scenario.yaml": yaml_text(data.scenario)}
-    result = ThresholdsResult(data, files=files)
-    if emit is None or data.best is None:
-        return result
-    return ThresholdsResult(replace(data, artefact=artefact(emit, result.scenario)), files=files)
+    if emit is not None and data.best is not None:
+        data = replace(data, artefact=artefact(emit, data.deployment))
+    return ThresholdsResult(data, files={"scenario.yaml": yaml_text(data.scenario)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +93,12 @@ class ThresholdsDocument(StudyDocument):
     best: FleetByThreshold | None
     fixed: FleetByThreshold | None
 
+    @property
+    def deployment(self) -> Scenario:
+        """The scenario with the best threshold in it, or as it was where none holds."""
+        changes = {} if self.best is None else {self.field: self.best.threshold}
+        return Scenario.model_validate(self.scenario).with_values(changes)
+
 
 class ThresholdsResult(StudyResult[ThresholdsDocument]):
     """Cost and SLO verdict of each threshold and each fixed fleet."""
@@ -110,8 +114,7 @@ class ThresholdsResult(StudyResult[ThresholdsDocument]):
     @property
     def scenario(self) -> Scenario:
         """The scenario with the best threshold in it, or as it was where none holds."""
-        changes = {} if self.best is None else {self.data.field: self.best.threshold}
-        return Scenario.model_validate(self.data.scenario).with_values(changes)
+        return self.data.deployment
 
     @property
     def title(self) -> str:

@@ -18,6 +18,7 @@ from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, i
 from simulator.running.records import ErrorSource, ModelError
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
+from simulator.studies.plan.options import CONFIDENCE
 from simulator.studies.steady_state.span import most_telling_rate, steady_requests
 from simulator.studies.steady_state.traffic import population
 from simulator.workload import RequestStream, generate_requests
@@ -136,8 +137,6 @@ On ten plans of dense and mixture models on six chips, under limits of TTFT, TPO
 100 find the rate of a bisection within its tolerance; 2 tries the fewest loads (56; 64 at 1.25, 60 at 10, 91 bisected).
 """
 LEVEL = 0.95
-CONFIDENCE = 0.9
-"""Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
 JUST_MISSED = 1.0 + 1e-9
 SURE_TOLERANCE = 0.03
 """``TOLERANCE`` with the model's error counted."""

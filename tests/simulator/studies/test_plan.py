@@ -20,8 +20,8 @@ from simulator.studies.plan.command import plan
 from simulator.studies.plan.document import plan_document
 from simulator.studies.plan.layouts import layouts, search_axes
 from simulator.studies.plan.objectives import GOODPUT, latency_words, limits_words, objective_of, reached, resampled
+from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.search import (
-    PlanOptions,
     highest_by_hour,
     hourly_rates,
     infeasible_reason,
@@ -76,7 +76,7 @@ def planned_for(file, *vary, slo=SLO, **options):
 )
 def test_winner_is_that_of_the_whole_grid(chat, slo, rate):
     objective = objective_of({}, slo)
-    planned = planned_for(chat, *VARY, slo=slo, mode="rate", rate=rate, interval=False)
+    planned = planned_for(chat, *VARY, slo=slo, rate=rate, interval=False)
     load = planned_load(planned.study.scenario, 200, own_arrivals=False)
     holding = []
     for layout in layouts(planned.study, search_axes(planned.study)):
@@ -109,7 +109,7 @@ def test_a_plan_that_fails_for_the_models_error_alone_names_the_confidence_that_
 
 def test_pruned_layouts_miss_when_they_are_simulated(chat):
     objective = objective_of({}, SLO)
-    planned = planned_for(chat, *VARY, mode="rate", rate=60.0, requests=1500)
+    planned = planned_for(chat, *VARY, rate=60.0, requests=1500)
     load = planned_load(planned.study.scenario, 1500, own_arrivals=False)
     pruned = [candidate for candidate in planned.candidates if candidate.status == "pruned"]
     assert pruned
@@ -196,7 +196,7 @@ def test_bisection_brackets_any_threshold(threshold, guess):
 def test_trace_is_replayed_and_growth_presses_it_together(project_root):
     vary = ("hardware.tensor_parallel=1", "engine.max_num_batched_tokens=2048")
     options = {"slo": ("p99_ttft_ms=1000", "p99_tpot_ms=60"), "growth": 8.0, "requests": 600, "headroom": True}
-    planned = planned_for(project_root / "examples" / "chat-h100.yaml", *vary, mode="own", **options)
+    planned = planned_for(project_root / "examples" / "chat-h100.yaml", *vary, **options)
     document = plan_document(planned)
     custom = planned_load(planned.study.scenario, 600, own_arrivals=True).recorded_rate
     assert document["request_rate"] == pytest.approx(8 * custom)
@@ -216,7 +216,7 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
 
 def test_refused_layouts_are_listed_with_their_reason(chat):
     vary = ("model=llama-3.1-8b,llama-3.1-405b", "hardware.tensor_parallel=1,3", "hardware.replicas=1")
-    planned = planned_for(chat, *vary, mode="rate", rate=2.0)
+    planned = planned_for(chat, *vary, rate=2.0)
     reasons = {candidate.name: candidate.reason for candidate in planned.candidates if candidate.status == "refused"}
     assert len(reasons) == 6
     for words in ("do not divide by 3", "does not fit"):
@@ -225,13 +225,13 @@ def test_refused_layouts_are_listed_with_their_reason(chat):
 
 
 def test_same_seed_same_plan_whatever_the_processes(chat):
-    single, shared = (planned_for(chat, *VARY, mode="rate", rate=20.0, jobs=jobs) for jobs in (1, 2))
+    single, shared = (planned_for(chat, *VARY, rate=20.0, jobs=jobs) for jobs in (1, 2))
     assert plan_document(single) == plan_document(shared)
 
 
 def test_highest_rate_of_every_layout(chat):
     vary = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=2048", "hardware.replicas=1")
-    rows = plan_document(planned_for(chat, *vary, mode="max-rate"))["candidates"]
+    rows = plan_document(planned_for(chat, *vary, max_rate=True))["candidates"]
     rates = [row["max_rate"] for row in rows]
     assert rates == sorted(rates, reverse=True)
     assert [row["set"]["hardware.tensor_parallel"] for row in rows] == [2, 1]
@@ -241,7 +241,7 @@ def test_highest_rate_of_every_layout(chat):
 
 def test_prices_of_other_chips_come_from_their_profiles(chat):
     vary = ("hardware.chip=a100-sxm-80gb,h100-sxm", "hardware.tensor_parallel=1", "hardware.replicas=1,2,3")
-    planned = planned_for(chat, *vary, mode="rate", rate=8.0)
+    planned = planned_for(chat, *vary, rate=8.0)
     prices = {c.layout.scenario.hardware.chip: c.layout.usd_per_hour for c in planned.candidates}
     assert prices == {"a100-sxm-80gb": 2.0, "h100-sxm": 2.65}
     assert planned.by_price
