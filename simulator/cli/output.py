@@ -104,8 +104,7 @@ def console() -> Console:
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
     class PipedConsole(Console):
-        """A console whose reader may leave early (``| head``). Further output is dropped and the exit code is
-        unchanged."""
+        """A console whose reader may leave early (``| head``). Output after that is dropped; the exit code stays."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
@@ -115,7 +114,7 @@ def console() -> Console:
 
 
 def emit(document: Any, json_file: str | None, human: Any) -> None:
-    """Write ``document`` to ``--json``; print ``human``, or its return value, unless JSON goes to stdout."""
+    """Write ``document`` to ``--json``; print ``human``, or its result, unless stdout has the JSON."""
     from forerun.document import json_text
     from simulator.running.metrics.files import write_text_atomically
 

@@ -253,9 +253,7 @@ def least_tokens(reply: Reply) -> int:
         return len(json_tokens(reply.schema))
     except ValueError as error:
         field = "response_format" if reply.function is None else "tools"
-        raise BadRequestError(
-            f"{field}: replies to this JSON schema cannot be generated: {error}", param=field
-        ) from None
+        raise BadRequestError(f"{field}: this JSON schema is not supported: {error}", param=field) from None
 
 
 @dataclass(slots=True)

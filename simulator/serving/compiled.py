@@ -65,7 +65,7 @@ def _warn(reason: str) -> None:
 
 
 def why_interpreted() -> str | None:
-    """Why the engine cannot run compiled, and what to do about it; None if it can."""
+    """Reason why the engine cannot run compiled, with the remedy; None if it can."""
     return _compiled()[1]
 
 

@@ -39,7 +39,7 @@ class DraftingRule:
     follows: bool = False
     """True if the drafter keeps its cache up to date in steps that draft nothing, instead of catching up later."""
     recovery_tokens: int = 0
-    """Tokens after which one that the drafter never saw weighs 1/e; 0: it catches up on what it skipped."""
+    """Tokens after which a token that the drafter never saw weighs 1/e; 0: the drafter catches up on skipped tokens."""
 
 
 def policy_factory(
@@ -95,7 +95,7 @@ def _given(config: PolicyConfig, *names: str) -> dict[str, Any]:
 
 
 def _slots(config: PolicyConfig, most: int) -> dict[int, dict[str, Any]]:
-    """Arguments of each ``MovingAverageSlot`` of ``ema``, by the least batch that it is for."""
+    """Arguments of each ``MovingAverageSlot`` of ``ema``, by its smallest batch."""
     by_batch: Mapping[int, Sequence[int]] = SGLANG_CANDIDATES
     if config.candidates is not None:
         by_batch = config.candidates if isinstance(config.candidates, dict) else {1: config.candidates}

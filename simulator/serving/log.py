@@ -57,7 +57,7 @@ class StepLog:
         self._table = np.empty((self.width, 1024))
         self._rows = 0
         self.dropped = 0
-        """Rows that it no longer holds."""
+        """Number of rows that the log no longer holds."""
 
     def __len__(self) -> int:
         return self._rows
@@ -105,7 +105,7 @@ class StepLog:
         return self.column(name).astype(np.int64)
 
     def work(self, chosen: slice | IntArray) -> StepWork[IntArray]:
-        """The work of the chosen steps: of several attention groups, what the slowest does."""
+        """The work of the chosen steps; with several attention groups, the slowest group's work."""
         first = self.group_at if self.grouped else len(SCALARS)
         table = self._table[first : first + work_numbers(self._windows), : self._rows][:, chosen]
         work = StepWork.of_numbers(list(table.astype(np.int64)))
@@ -225,7 +225,7 @@ class RunLog:
     scaling: ScalingLog | None = None
     """History of the autoscaler; None without one."""
     outputs: dict[str, Output] = field(default_factory=dict)
-    """Output not yet written, by the engine that runs (``SOURCE`` of its module)."""
+    """Output not yet written, by engine module (its ``SOURCE``)."""
     gap_tables: list[GapCounts] = field(default_factory=list)
     """Token gaps of buffers that were full, and of worker processes."""
 

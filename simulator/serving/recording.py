@@ -57,7 +57,7 @@ class Known(Traced):
         return outcome
 
     def __int__(self) -> int:
-        """The number itself: what follows is recorded for this one alone."""
+        """The number itself; further operations are recorded only for this value."""
         self.book.specialise(self)
         return int(self.value)
 
@@ -118,7 +118,7 @@ class Recording:
         return self._recorded(self.sources[place][0], place, operands, source(*map(_value, operands)))
 
     def branch(self, condition: Known) -> bool:
-        """Record which way the function goes, unless it follows from an earlier branch."""
+        """Record the path that the function takes, unless it follows from an earlier branch."""
         if condition.place in self._branched:
             return bool(condition.value)
         self._branched.add(condition.place)

@@ -28,7 +28,7 @@ controls it, then the work of the slowest attention group if there are several."
 MOST_GAPS = 1 << 18
 """Rows of a table of token gaps beyond which it is kept in bins."""
 BIN_BITS = 17
-"""Leading bits of a gap that tell its bin: bins are 8e-6 to 1.5e-5 of their gaps wide."""
+"""Leading bits of a gap that determine its bin: bins are 8e-6 to 1.5e-5 of their gaps wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class StepRecords:
     latency_s: FloatArray
     host_s: FloatArray
     calibrated_s: FloatArray
-    """Seconds on the device of kernels that were fitted on the chip at such shapes."""
+    """Seconds on the device of kernels fitted on the chip, at shapes within the fitted range."""
     extrapolated_s: FloatArray
     """Seconds on the device of kernels whose shapes or formats no fit covers."""
     datasheet_s: FloatArray
@@ -174,7 +174,7 @@ class ReplicaUse:
     pool: str
     chip: str
     requests: int
-    """Requests that it finished."""
+    """Number of requests that the replica finished."""
     prompt_tokens: int
     """Prompt tokens of the requests whose prompts the replica computed."""
     prefix_hit_tokens: int | None
@@ -239,7 +239,7 @@ class KvCacheReport:
     swapped_blocks: int | None = None
     """Blocks copied to host memory; None where sequences are recomputed instead."""
     split_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Memory of one chip by what holds it (``MemoryPlan.split``)."""
+    """Memory of one chip by use (``MemoryPlan.split``)."""
     page_tokens: int = 0
     """Tokens for which blocks are allotted together, in hybrid models; 0 = one block's."""
     host: HostCacheReport | None = None

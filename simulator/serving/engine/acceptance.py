@@ -39,7 +39,7 @@ class Draws:
     by_class: cython.bint
     """True if the class of each request is given; else it is drawn."""
     per_draft: cython.bint
-    """True if each draft has a class of its own."""
+    """True if classes belong to drafts instead of requests."""
     class_of: cython.longlong[::1]
     positions: cython.longlong
     key: cython.ulonglong
@@ -157,14 +157,14 @@ class Budget:
     draws: Draws
     positions: cython.longlong
     classes: cython.longlong[::1]
-    """Class of every (class, position) of any worth, most worth first."""
+    """Classes of all (class, position) pairs with positive worth, the highest worth first."""
     worth: cython.double[::1]
     """Worth of the same."""
     ranks: cython.longlong[::1]
     """Place of each (class, position) in that order, class by class."""
     marks: cython.ulonglong[::1]
     bit_of: cython.longlong[::1]
-    """Number of a bit by the top of its product with ``DE_BRUIJN``."""
+    """Bit index by the top six bits of its product with ``DE_BRUIJN``."""
     counts: cython.longlong[::1]
     """Sequences of the present step by class."""
     next_size: cython.longlong[::1]

@@ -1,4 +1,4 @@
-"""Draft tokens by a policy's choice: what each step verifies, and what a drafter that was idle has skipped."""
+"""Draft tokens chosen by a policy: tokens that each step verifies, and tokens that an idle drafter has skipped."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Drafting:
     """Sequences of a step that accepted 0, 1, ... tokens."""
     windows: tuple[int | None, ...]
     unskipped: list[Any]
-    """Work of a drafter that has seen every token, by its draft tokens and whether their number has changed."""
+    """Work of a drafter that has seen every token, by number of draft tokens and whether that number has changed."""
     by_seqs: list[Any]
-    """Choices of a policy that goes by the batch alone, by sequences; None if it has not chosen yet."""
+    """Choices of a policy that depends only on the batch, by number of sequences; None if not chosen yet."""
 
     def __init__(self, rule: Any, limits: Any, windows: tuple[int | None, ...]) -> None:
         self.policy = rule.make_policy()

@@ -30,7 +30,7 @@ class HashBlocks:
     hash_block: cython.longlong[::1]
     blocks: cython.longlong[::1]
     holders: cython.longlong[::1]
-    """Requests that hold it."""
+    """Number of requests that hold the hash block."""
     seen: cython.longlong[::1]
     """The latest walk that came by."""
     before: cython.longlong[::1]

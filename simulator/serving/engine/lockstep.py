@@ -34,7 +34,7 @@ class Lockstep:
     """Engines that plan at the end of this instant."""
     _called: cython.bint
     _armed_s: cython.double
-    """When to look at what is planned."""
+    """Time of the scheduled call that processes planned steps."""
     _ends: cython.double[::1]
     _numbers: cython.longlong[::1]
     _tells: cython.longlong[::1]
@@ -57,7 +57,7 @@ class Lockstep:
 
     @cython.ccall
     def wake(self, index: cython.longlong, at_s: cython.double = 0.0) -> None:
-        """Let a replica that waits look again, at a time to come or now."""
+        """Let an idle replica plan again, now or at a later time."""
         engine: Engine
         if not self._rests[index]:
             return
@@ -126,7 +126,7 @@ class Lockstep:
 
     @cython.cfunc
     def _go(self) -> None:
-        """Run the steps that nobody can see, and come back for the first that somebody can."""
+        """Run the steps that need no reaction, and schedule a call for the first one that does."""
         self._run(self._env.peek())
         if self._size and self._ends[self._heap[0]] < self._armed_s:
             self._armed_s = self._ends[self._heap[0]]

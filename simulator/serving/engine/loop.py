@@ -36,7 +36,7 @@ MERGED_STEPS = cython.declare(cython.longlong, 64)
 COUNTING = (UnifiedScheduler, NoEvictScheduler, PrefillFirstScheduler, SglangScheduler)
 """Schedulers that may count sequences which decode in every step instead of listing them."""
 PROGRESS_EVERY = cython.declare(cython.longlong, 256)
-"""Requests that end between two words on progress."""
+"""Finished requests between two progress calls."""
 
 
 @cython.cclass
@@ -66,7 +66,7 @@ class Engine:
     now = cython.declare(cython.double, visibility="public")
     """Time of the next step."""
     seen = cython.declare(cython.double, visibility="public")
-    """Time up to which it knows what has arrived."""
+    """Time up to which the engine has seen arrivals."""
     start = cython.declare(cython.double, visibility="public")
     """When the latest planned step begins."""
     end = cython.declare(cython.double, visibility="public")
@@ -84,7 +84,7 @@ class Engine:
     longest: cython.longlong
     """Number of longest decoding sequences whose contexts are kept for timing."""
     counting = cython.declare(cython.bint, visibility="public")
-    """True if its scheduler may count sequences: a step gives one token to each, and nobody looks at single ones."""
+    """True if the scheduler may count sequences: a step gives one token to each, and no part needs single ones."""
     drafting: Drafting
     resumed: Any
     kv_transfers: Any
@@ -97,7 +97,7 @@ class Engine:
     arrivals: Arrivals | None
     """Arrivals where all requests are known in advance, in place of the source."""
     coming_s: cython.double[::1]
-    """One number: when the next request is seen, where the source is polled."""
+    """One number: time at which the next request is seen, if the source is polled."""
     _plan: StepPlan
     _draft: DraftWork | None
     _drafting: list[Sequence]
@@ -112,7 +112,7 @@ class Engine:
     _ended: cython.bint
     """True if a request ended in the present step."""
     _row: cython.longlong
-    """The latest row, where the steps after it may share it; else -1."""
+    """Index of the latest row if later steps may share it; else -1."""
     _row_draft: DraftWork | None
     """Work of the drafter in it."""
     _rows: cython.longlong
@@ -182,7 +182,7 @@ class Engine:
         self._rows = 0
 
     def run(self) -> None:
-        """All steps of a replica that nobody looks at meanwhile, until no request will ever come."""
+        """Run all steps of an independent replica until no further request can come."""
         while True:
             self.collect(self.seen)
             if self.begin(self.now):
@@ -197,7 +197,7 @@ class Engine:
 
     @cython.ccall
     def collect(self, seen: cython.double) -> None:
-        """Take in arrivals up to ``seen``, when the next step is decided, if requests are due to be looked for."""
+        """Collect arrivals up to ``seen``, when the next step is planned, if a poll is due."""
         request: cython.longlong
         self.scheduler.seen_s = seen
         if self._recv_interval > 1:
@@ -214,7 +214,7 @@ class Engine:
 
     @cython.ccall
     def sequence(self, request: cython.longlong) -> Sequence:
-        """A request as it joins the queue."""
+        """Make the sequence of a request that joins the queue."""
         if self.output.replica[request] != self.index:  # a page of zeros takes no memory until it is written to
             self.output.replica[request] = self.index
         resumed = self.resumed.pop(request, None) if self.resumed else None
@@ -289,7 +289,7 @@ class Engine:
 
     @cython.cfunc
     def _factor(self, work: Work) -> cython.double:
-        """Factor on the seconds of a step: 1, unless the run asks what if prices were off."""
+        """Factor on the seconds of a step: 1, unless the run studies errors of prices."""
         return self._with_prompts if work.prefill_seqs else self._without_prompts
 
     @cython.cfunc
@@ -435,7 +435,7 @@ class Engine:
 
     @cython.cfunc
     def _deliver_drafted(self, plan: StepPlan, start: cython.double, now: cython.double) -> cython.longlong:
-        """Hand out what the decoding sequences accept of the tokens that the policy had drafted; returns how many."""
+        """Deliver the accepted tokens of the decoding sequences under a draft policy; returns their number."""
         sequence: Sequence
         place: cython.longlong
         taken: cython.longlong
@@ -469,7 +469,7 @@ class Engine:
 
     @cython.cfunc
     def _finish_prefill(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
-        """A prompt is done: deliver its first token if that is done here, and send the KV on; returns tokens."""
+        """Finish a prompt: deliver its first token if that happens here, or send the KV on; returns tokens."""
         tokens: cython.longlong = 0
         if self.kv_transfers.samples_first:
             tokens = self._deliver(sequence, 1, start, now)

@@ -54,9 +54,9 @@ class PipelinedEngine(Engine):
     _under_way: Any
     """Batches in the pipeline, the oldest first."""
     _leaving: StagedBatch | None
-    """The batch that comes out in the planned turn."""
+    """The batch that leaves the pipeline in the planned turn."""
     _free_s: cython.double[::1]
-    """When each stage is done with what it was given."""
+    """Time at which each stage has finished its batches."""
     _recorded_s: cython.double
     """End of the latest step record."""
 
@@ -116,7 +116,7 @@ class PipelinedEngine(Engine):
 
     @cython.ccall
     def commit(self) -> None:
-        """Hand out the tokens of the batch that comes out, if one does."""
+        """Deliver the tokens of the batch that leaves the pipeline, if one does."""
         batch: StagedBatch
         tokens: cython.longlong
         self.planned = False
@@ -134,5 +134,5 @@ class PipelinedEngine(Engine):
 
     @cython.ccall
     def tells(self) -> cython.bint:
-        """True if the batch that comes out may have the last token of a request."""
+        """True if the batch that leaves the pipeline may have the last token of a request."""
         return self._leaving is not None and self._ends(self._leaving.plan)

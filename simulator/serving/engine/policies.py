@@ -38,7 +38,7 @@ LEAST_SWITCH_S = cython.declare(cython.double, 1e-4)
 @cython.exceptval(-1, check=True)
 @cython.ccall
 def after_margin(tokens: cython.longlong) -> cython.double:
-    """Share of expected tokens that counts, by draft tokens: ``MARGIN`` less for each, and at least half."""
+    """Factor on expected tokens, by draft tokens: ``MARGIN`` less for each, and at least half."""
     return 1.0 - min(MOST_MARGIN, MARGIN * tokens)
 
 
@@ -399,7 +399,7 @@ class Forerun(LearningPolicy):
     behind: cython.double[::1]
     """Accumulated seconds by which each K lags the best K."""
     skipped: cython.longlong
-    """Tokens that the drafter has not seen while it was idle."""
+    """Tokens that the idle drafter has not seen."""
     context: cython.longlong
     prompts: cython.double
     mixed: cython.double

@@ -26,9 +26,9 @@ class HostCache:
     used_blocks = cython.declare(cython.longlong, visibility="public")
     peak_blocks = cython.declare(cython.longlong, visibility="public")
     offloaded_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks copied here so far."""
+    """Blocks copied to host memory so far."""
     loaded_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks copied back so far."""
+    """Blocks copied back to the chip so far."""
 
     def __init__(self, num_blocks: int) -> None:
         self._capacity = num_blocks
@@ -38,7 +38,7 @@ class HostCache:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def get(self, hash_block: cython.longlong) -> cython.longlong:
-        """Blocks of a hash block; 0 if it is not here."""
+        """Blocks of a hash block; 0 if it is not in host memory."""
         slot: cython.longlong = self._hash_blocks.find(hash_block)
         return self._hash_blocks.blocks[slot] if slot >= 0 else 0
 
@@ -243,8 +243,8 @@ class PrefixCache(NoPrefixCache):
 
     @cython.cfunc
     def _walk(self, request: cython.longlong, whole: cython.longlong, most: cython.longlong) -> None:
-        """Find the hash blocks of a request that are cached without a gap, up to ``most`` engine blocks. The first
-        ``whole`` are known to be."""
+        """Find the leading cached hash blocks of a request, up to ``most`` engine blocks; the first ``whole`` are known
+        hits."""
         position: cython.longlong
         earlier: cython.longlong
         slot: cython.longlong
@@ -284,7 +284,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.cfunc
     def _keep_unit(self, hash_block: cython.longlong, blocks: cython.longlong) -> None:
-        """A hash block is on the chip from now on, and one request holds it."""
+        """Add a hash block on the chip that one request holds."""
         slot: cython.longlong = self._hash_blocks.put(hash_block, blocks)
         self._hash_blocks.holders[slot] = 1
         if self._index is not None and blocks == self._whole:
@@ -292,7 +292,8 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
-        """Let a request use cached hash blocks. Those in host memory are copied to blocks that it counts as its own."""
+        """Let a request use cached hash blocks. Hash blocks in host memory are copied to blocks that the request counts
+        as its own."""
         position: cython.longlong
         slot: cython.longlong
         blocks: cython.longlong
@@ -369,7 +370,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def release(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
-        """A request lets go of its hash blocks."""
+        """Release the hash blocks of a request."""
         slot: cython.longlong
         held: HashBlocks = self._hash_blocks
         self._prompts.open(request)

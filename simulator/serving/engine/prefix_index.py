@@ -34,7 +34,7 @@ class HolderIndex:
 
     @cython.ccall
     def add(self, hash_block: cython.longlong, replica: cython.longlong) -> None:
-        """A replica holds a hash block from now on."""
+        """Record that a replica holds a hash block."""
         word: cython.longlong
         if replica >= 64 * self._words:
             self._widen(replica // 64 + 1)
@@ -56,7 +56,7 @@ class HolderIndex:
 
     @cython.ccall
     def drop(self, hash_block: cython.longlong, replica: cython.longlong) -> None:
-        """A replica holds a hash block no longer."""
+        """Record that a replica no longer holds a hash block."""
         word: cython.longlong
         slot: cython.longlong = self._hash_blocks.find(hash_block)
         if slot < 0 or replica >= 64 * self._words:
@@ -75,7 +75,7 @@ class HolderIndex:
             self.drop(self._hash_blocks.hash_block[slot], replica)
 
     def leading(self, request: cython.longlong, replicas: list[int]) -> list[int]:
-        """Leading hash blocks of a request that each replica holds without a gap; no replica comes twice."""
+        """Number of leading hash blocks of a request that each replica holds without a gap; each replica once."""
         position: cython.longlong
         slot: cython.longlong
         word: cython.longlong
@@ -136,7 +136,7 @@ class SentPrefixes(HolderIndex):
             self.drop_all(replica)
 
     def record(self, request: cython.longlong, replica: cython.longlong, most: cython.longlong) -> None:
-        """A request goes to a replica, whose table holds ``most`` hash blocks."""
+        """Record a request sent to a replica, whose table holds at most ``most`` hash blocks."""
         slot: cython.longlong
         hash_block: cython.longlong
         position: cython.longlong

@@ -1,4 +1,4 @@
-"""Seconds of a step: what the timing model computes, repeated from a recording without Python."""
+"""Seconds of a step: the timing model's computation, repeated from a recording without Python."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TERMS_STEP = cython.declare(cython.longlong, BY_TERMS)
 @cython.final
 @cython.cclass
 class Repeated:
-    """Values of a program at a decode step, for later steps that differ in their keys alone."""
+    """Values of a program at a decode step, for later steps that differ only in their keys."""
 
     values: cython.double[::1]
     steps: cython.longlong[::1]
@@ -88,7 +88,7 @@ class Prices:
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
-        """Seconds of a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        """Seconds of a step that differs from the previous one only in its keys, if ``repeated`` is usable."""
         return self.seconds(work, None)
 
     @cython.exceptval(-1, check=True)
@@ -312,7 +312,7 @@ class Program:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def seconds_again(self, work: Work, repeated: Repeated) -> cython.double:
-        """The first result for a step that differs in its keys alone from the one before, if ``repeated`` is usable."""
+        """First result for a step that differs from the previous one only in keys, if ``repeated`` is usable."""
         w: cython.longlong
         end: cython.longlong
         first: cython.double
@@ -409,7 +409,7 @@ class Program:
 
     @cython.cfunc
     def _load(self) -> None:
-        """Take over what has been recorded."""
+        """Copy the recorded operations."""
         recording = self.recording
         for operation, source, _ in recording.sources[len(self.sources) :]:
             if operation == BY_COUNT:
@@ -427,7 +427,7 @@ class Program:
     @cython.exceptval(-2, check=True)
     @cython.cfunc
     def _run(self) -> cython.longlong:
-        """Compute the values; returns the step at which the function ends, -1 if the way was not recorded."""
+        """Compute the values; returns the step at which the function ends, -1 if this path was not recorded."""
         operation: cython.longlong
         step: cython.longlong = 0
         count: cython.longlong = len(self.steps)

@@ -16,7 +16,7 @@ NONE: list[Any] = []
 class Sequence:
     """One request in a queue or in the batch: how far its cache and its answer have come.
 
-    What every step looks at stands first.
+    Fields that every step reads come first.
     """
 
     computed_tokens = cython.declare(cython.longlong, visibility="public")
@@ -27,18 +27,18 @@ class Sequence:
     last_token_s = cython.declare(cython.double, visibility="public")
     """When its latest token was delivered; NaN before the first."""
     ends_at: cython.longlong
-    """The step with its last token, as ``Steady`` counts them; of use while it is counted there."""
+    """Step with the last token, in ``Steady``'s count of steps; valid while the sequence is counted there."""
     decoding = cython.declare(cython.bint, visibility="public")
-    """The prompt (and what was generated before a preemption) is in the cache."""
+    """True if the prompt (and any output before a preemption) is in the cache."""
     in_flight = cython.declare(cython.longlong, visibility="public")
-    """Batches in a pipeline that it is part of."""
+    """Number of batches in the pipeline that contain the sequence."""
     index = cython.declare(cython.longlong, visibility="public")
     input_tokens = cython.declare(cython.longlong, visibility="public")
     priority = cython.declare(cython.longlong, visibility="public")
-    """Lower goes first, where the scheduler asks."""
+    """Scheduling priority, lower first; used only by the priority scheduler."""
     arrival_s = cython.declare(cython.double, visibility="public")
     hash_blocks = cython.declare(cython.longlong, visibility="public")
-    """Prefix-cache hash blocks that it holds, from the first on."""
+    """Number of prefix-cache hash blocks that the sequence holds, from the first on."""
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
     host_tokens = cython.declare(cython.longlong, visibility="public")
@@ -46,13 +46,13 @@ class Sequence:
     verify_steps = cython.declare(cython.longlong, visibility="public")
     """Verify steps so far; draws of the acceptance sampler already used."""
     verified = cython.declare(cython.longlong, visibility="public")
-    """Draft tokens that the planned step verifies of it; kept only where a budget says how many."""
+    """Draft tokens of the sequence that the planned step verifies; set only under a verify budget."""
     drafter_tokens = cython.declare(cython.longlong, visibility="public")
-    """Tokens whose KV is in the drafter's cache; kept only where a policy lets the drafter rest."""
+    """Tokens whose KV is in the drafter's cache; tracked only if a policy lets the drafter idle."""
     starved = cython.declare(cython.double, visibility="public")
-    """Share of the context, the latest tokens weighing most, that the drafter never saw."""
+    """Share of the context that the drafter never saw, weighted towards recent tokens."""
     swapped_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks of it in host memory."""
+    """Number of the sequence's blocks in host memory."""
     ready_s = cython.declare(cython.double, visibility="public")
     """When its KV arrived from another replica."""
     group = cython.declare(cython.longlong, visibility="public")
@@ -114,7 +114,7 @@ class Sequence:
 
 @cython.cfunc
 def _drop(sequences: list[Sequence], sequence: Sequence) -> None:
-    """Take a sequence out of a list that holds it."""
+    """Remove a sequence from a list that contains it."""
     place: cython.longlong = 0
     while sequences[place] is not sequence:
         place += 1
@@ -132,23 +132,23 @@ class StepPlan:
     steady = cython.declare(cython.longlong, visibility="public")
     """Sequences at the head of the batch that decode too and are counted instead of listed; see ``Steady``."""
     steady_keys: cython.longlong[::1]
-    """Keys that they read, by window; of use where there are any."""
+    """Keys that the steady sequences read, by window; valid if there are any."""
     padding = cython.declare(list, visibility="public")
     """Finished sequences that a static batch still computes."""
     counted: cython.longlong
-    """Number of ``decodes`` in the two counts below, beside the steady ones."""
+    """Number of ``decodes`` included in ``cached`` and ``least``, in addition to the steady ones."""
     cached: cython.longlong
-    """Tokens in their caches."""
+    """Tokens in the caches of the counted ``decodes``."""
     cut = cython.declare(cython.longlong, visibility="public")
     """Draft tokens of the last of ``decodes`` that the step does not verify, since the token budget ends before."""
     least: cython.longlong
-    """Fewest tokens that any of them has still to generate; of the steady ones, 1 or unknown."""
+    """Minimum remaining tokens over the counted ``decodes``; for steady ones, 1 or unknown."""
     blocks_out = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied to host memory before the step."""
     blocks_in = cython.declare(cython.longlong, visibility="public")
     """KV blocks copied back from host memory before the step."""
     parts = cython.declare(list, visibility="public")
-    """Plans of attention groups, whose sum this one is; empty if there is one group."""
+    """Plans of the attention groups, which sum to this plan; empty if there is one group."""
 
     def __init__(self) -> None:
         self.parts = self.padding = NONE
@@ -161,7 +161,7 @@ class StepPlan:
 
     @cython.cfunc
     def count(self) -> None:
-        """Take in the decoding sequences that are not counted yet; all of them again where some were taken out."""
+        """Count the decoding sequences that are not counted yet; recount all if some were removed."""
         sequence: Sequence
         if self.counted > len(self.decodes):
             self.counted = self.cached = 0
@@ -174,7 +174,7 @@ class StepPlan:
 
     @cython.ccall
     def leave(self) -> None:
-        """The batch has left a pipeline; a prompt is done when none of its chunks is in flight any more."""
+        """Record that the batch has left the pipeline; a prompt is done once no chunk of it is in flight."""
         sequence: Sequence
         place: cython.longlong
         for place in range(len(self.decodes)):

@@ -146,7 +146,7 @@ class Work:
 
     @cython.cfunc
     def _measure_slowest(self, plan: StepPlan, query_len: cython.longlong, longest: cython.longlong) -> None:
-        """Take in what every attention group waits for: groups meet at the experts of each layer."""
+        """Set ``slowest``, the work that every attention group waits for: groups meet at the experts of each layer."""
         part: StepPlan
         slowest: Work
         tokens: cython.longlong = 0
@@ -165,7 +165,7 @@ class Work:
 
     @cython.cfunc
     def _raise_to(self, other: Work, first: cython.bint) -> None:
-        """Be at least as much as ``other``, in everything; just as much if it is the first."""
+        """Raise every number to at least ``other``'s; copy ``other`` if it is the first."""
         w: cython.longlong
         if first:
             self.prefill_seqs = self.prefill_tokens = self.sampled_prefills = self.decode_seqs = self.longest_kv = 0

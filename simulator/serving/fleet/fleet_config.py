@@ -93,13 +93,13 @@ class AutoscalerConfig(Section):
     metric: Literal["outstanding", "running", "waiting", "kv_cache"] = "outstanding"
     """hpa: requests running or waiting, one of the two, or the share of KV blocks in use (0 to 1)."""
     target: PositiveFloat | None = None
-    """hpa: what each replica should have of the metric."""
+    """hpa: target value of the metric per replica."""
     min_replicas: Replicas = 1
     """Minimum number of replicas."""
     max_replicas: Replicas
     """Maximum number of replicas."""
     interval_s: Annotated[float, Field(ge=0.01, le=LONGEST_S)] = 15.0
-    """Time from one look to the next (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
+    """Seconds between two evaluations (the HPA's 15 s; KEDA's ``pollingInterval`` is 30 s by default)."""
     window_s: NonNegativeFloat = 0.0
     """hpa: time over which the metric is averaged, as its query does."""
     tolerance: NonNegativeFloat = 0.1
@@ -141,14 +141,14 @@ class FaultEvent(Section):
     at_s: Annotated[float, Field(ge=0, le=LONGEST_S)]
     """When it fails, in simulated time."""
     down_s: PositiveSeconds
-    """Seconds that it is down."""
+    """Seconds that the replica is down."""
 
 
 class FaultsConfig(Section):
     """Replica failures; what a replica was working on starts again on another replica, its delivered tokens kept."""
 
     events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
-    """Failures by list; random ones may come on top."""
+    """List of failures; random ones may be added."""
     mtbf_s: PositiveSeconds | None = None
     """Mean time between failures of one replica, exponentially distributed; default: none but ``events``."""
     mttr_s: PositiveSeconds | None = None

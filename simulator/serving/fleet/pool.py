@@ -1,4 +1,4 @@
-"""Equal replicas: what each can hold and do, and how one is built."""
+"""Equal replicas: their limits and prices, and how to build one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Equal replicas and the part of the work that they do."""
+    """Equal replicas and their role."""
 
     replicas: int
     scheduler: str
@@ -47,7 +47,7 @@ class Pool:
     chips: int = 1
     """Chips of one replica."""
     offload: HostSpace | None = None
-    """Host memory of a replica for what its prefix cache evicts; None: it is lost."""
+    """Host memory of a replica for evicted prefix-cache blocks; None: evicted blocks are discarded."""
     step_factors: tuple[float, float] = (1.0, 1.0)
     """Factors on the seconds of steps with and without prompt chunks, to study errors of prices."""
     hits: DrawnHits | None = None

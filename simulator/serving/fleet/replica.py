@@ -62,7 +62,7 @@ class ServingReplica:
         return self.scheduler.used_blocks
 
     def prefix_cache(self) -> NoPrefixCache:
-        """The prefix cache as it is now."""
+        """The current prefix cache."""
         cache: NoPrefixCache = self.scheduler.cache
         return cache
 
@@ -72,7 +72,7 @@ class ServingReplica:
         self.engine.scheduler = self._make_scheduler()
 
     def lose(self, under_way: Iterable[int]) -> list[Request]:
-        """Fail: what was in the queues and the caches, and of the requests under way here, is lost."""
+        """Fail: empty queues and caches; returns the lost requests, including the ones ``under_way``."""
         lost = [*self.scheduler.everything(), *map(self.engine.sequence, under_way)]
         self.engine.scheduler = self._make_scheduler()
         return lost

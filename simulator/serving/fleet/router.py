@@ -62,7 +62,7 @@ class RefuseWhenFull(QueueWhenFull):
     """A replica holds at most ``max_outstanding`` requests; nothing waits, unless all replicas are down."""
 
     def refusal(self, queued: int, up: bool) -> str | None:
-        """Every replica holds its most."""
+        """Reason for refusing a request if every replica is full."""
         return f"every replica held router.max_outstanding {self._most} requests" if up else None
 
 
@@ -197,7 +197,7 @@ class Router:
             self.announce(self._alone[later])
 
     def _arrive(self, place: int) -> None:
-        """A request arrives by itself."""
+        """Handle the arrival of a request with a fixed time."""
         self.announce(self._alone[place])
         self._await(place + 1)
 
@@ -207,7 +207,7 @@ class Router:
         self.call()
 
     def _send(self, _: object) -> None:
-        """Hand out what waits and what is due now."""
+        """Send waiting requests and requests due now to replicas."""
         self._called = False
         queue = self._queue
         while queue:

@@ -46,13 +46,13 @@ class _Journey:
     """The sequence in the prefill replica."""
     ready_s: float
     endpoint: ReplicaEndpoint | None = None
-    """The decode replica it goes to, once chosen."""
+    """The decode replica of the transfer, once chosen."""
     seen_s: float = 0.0
     """When the engine there sees it."""
     incoming: Sequence | None = None
     """The sequence in the decode replica, once that replica has reserved blocks."""
     spared: int = 0
-    """Tokens that its prefix cache holds already."""
+    """Tokens that the decode replica's prefix cache already holds."""
     cancelled: bool = field(default=False)
 
 
@@ -133,7 +133,7 @@ class Transfers:
         self.call()
 
     def _take_back(self, journey: _Journey) -> None:
-        """Nothing of a journey has happened; what was reserved for it is free."""
+        """Cancel a transfer and free its reserved blocks."""
         journey.cancelled = True
         (self._waiting if journey in self._waiting else self._moving).remove(journey)
         if journey.endpoint is not None:
@@ -174,7 +174,7 @@ class Transfers:
         self._waiting, self.full = left, bool(full)
 
     def _announce(self, journey: _Journey, endpoint: ReplicaEndpoint) -> None:
-        """The decode replica's API server gets the request; look again when it is through."""
+        """Send the request to the decode replica's API server; match again when it has passed."""
         now = self._env.now
         journey.seen_s = endpoint.announce(journey.sequence.index)
         if journey.seen_s > now:

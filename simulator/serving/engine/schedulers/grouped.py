@@ -82,7 +82,7 @@ class GroupedScheduler(Scheduler):
         return None
 
     def cancel(self, sequence: Sequence) -> None:
-        """The KV of an incoming sequence will not come."""
+        """Drop an incoming sequence whose KV will not arrive."""
         self.groups[sequence.group].cancel(sequence)
 
     def arrive(self, sequence: Sequence, now: float) -> None:

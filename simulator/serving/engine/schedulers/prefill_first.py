@@ -18,7 +18,7 @@ class PrefillFirstScheduler(Scheduler):
     """
 
     _left: cython.longlong
-    """Decode steps that come before the next look at the queue."""
+    """Decode steps left before the scheduler checks the queue again."""
     _ended: list[Sequence]
 
     def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
@@ -55,7 +55,7 @@ class PrefillFirstScheduler(Scheduler):
 
     @cython.cfunc
     def _free_ended(self) -> None:
-        """The batch is looked at again: what has ended gives its blocks back."""
+        """Free the blocks of finished sequences when the batch is scheduled again."""
         sequence: Sequence
         self._left = 0
         for sequence in self._ended:

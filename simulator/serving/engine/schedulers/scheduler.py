@@ -36,7 +36,7 @@ class Scheduler:
     """Tokens of a decoding sequence in the next step; a policy changes it from step to step."""
     swap = cython.declare(object, visibility="public")
     swapped = cython.declare(object, visibility="public")
-    """Sequences in host memory, the first to come back first."""
+    """Sequences swapped to host memory, in order of return."""
     swapped_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks in host memory."""
     incoming = cython.declare(list, visibility="public")
@@ -44,9 +44,9 @@ class Scheduler:
     ready = cython.declare(object, visibility="public")
     """Sequences whose KV has arrived from another replica, in that order."""
     seen_s = cython.declare(cython.double, visibility="public")
-    """Time up to which the next step knows what has arrived."""
+    """Time up to which the next step has seen arrivals."""
     held = cython.declare(list, visibility="public")
-    """Sequences whose prompt is done and whose KV waits to be fetched by another replica."""
+    """Sequences with a finished prompt whose KV another replica has yet to fetch."""
     cache = cython.declare(NoPrefixCache, visibility="public")
     closed = cython.declare(cython.bint, visibility="public")
     """True if new requests must wait even if there is room."""
@@ -116,7 +116,7 @@ class Scheduler:
         self.steady.windows = windows
 
     def settle(self) -> None:
-        """Nothing runs any more: what has ended and is still in the batch gives its blocks back."""
+        """Free the blocks of finished sequences still in the batch, once nothing runs."""
 
     @property
     def used_blocks(self) -> int:
@@ -184,12 +184,12 @@ class Scheduler:
         return cached
 
     def cancel(self, sequence: Sequence) -> None:
-        """The KV of an incoming sequence will not come."""
+        """Drop an incoming sequence whose KV will not arrive."""
         _drop(self.incoming, sequence)
         self._free(sequence)
 
     def arrive(self, sequence: Sequence, now: float) -> None:
-        """The KV of an incoming sequence is here, except its last token, which the next step computes."""
+        """Accept the KV of an incoming sequence, except its last token, which the next step computes."""
         _drop(self.incoming, sequence)
         sequence.ready_s = now
         sequence.computed_tokens = sequence.drafter_tokens = sequence.known_tokens - 1
@@ -328,10 +328,9 @@ class Scheduler:
 
     @cython.cfunc
     def _preempt_last(self) -> Sequence:
-        """Throw the latest sequence out of the batch.
+        """Preempt the last sequence of the batch.
 
-        Its cache is copied to host memory where there is room for it, and recomputed otherwise when the sequence comes
-        back, first in the queue.
+        Its cache is copied to host memory if there is room, else recomputed later. The sequence is first in the queue.
         """
         if self.steady.count == len(self.running):
             self.steady.leave()
@@ -360,7 +359,7 @@ class Scheduler:
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _lead(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
-        """Put in the sequences at the head of the batch that can decode without preempting any; returns how many."""
+        """Add the sequences at the head of the batch that can decode without preemption; returns their number."""
         sequence: Sequence
         steady: Steady = self.steady
         most: cython.longlong = -(-(budget - self._slots) // (self.query_len + self._slots))
@@ -444,7 +443,8 @@ class Scheduler:
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
-        """Blocks that admission leaves free for what the batch, and the sequence beyond ``blocks``, still need."""
+        """Blocks that admission keeps free for the further needs of the batch, and of the sequence beyond
+        ``blocks``."""
         return 0
 
     @cython.cfunc
@@ -521,7 +521,7 @@ class Scheduler:
     def _start(
         self, sequence: Sequence, hash_blocks: cython.longlong, cached: cython.longlong, blocks: cython.longlong
     ) -> None:
-        """A sequence joins the batch with the cached start of its prompt."""
+        """Add a sequence to the batch with the cached start of its prompt."""
         if self._caching:
             self.cache.hold(sequence.index, hash_blocks)
             sequence.hash_blocks = hash_blocks
