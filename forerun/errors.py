@@ -330,7 +330,7 @@ def _same_numbers(word: str, other: str) -> bool:
     numbers, known = (re.findall(pattern, text.lower()) for text in (word, other))
     if not numbers:
         return True
-    short = [part for part in re.findall(r"[a-z]+", re.sub(pattern, " ", word.lower())) if 2 <= len(part) <= 3]
+    short = [part for part in re.findall(r"[a-z]+", re.sub(pattern, " ", word.lower())) if 2 <= len(part) <= 4]
     near = all(
         any(
             (front == letters or len(letters) > 2 or len(front) > 2)

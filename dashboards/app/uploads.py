@@ -19,6 +19,7 @@ from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, ServedFolder
 from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
+from simulator.llm.load import readable_checkpoint
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.scenario import Scenario, parse_yaml, scenario_from
 
@@ -147,7 +148,8 @@ def _most_of(path: tuple[Key, ...]) -> int | None:
 
 def _known_by_name(path: tuple[Key, ...], text: str) -> bool:
     """Names with a slash that the catalogues know: Hugging Face repositories of models and draft heads."""
-    return path[-1] == "model" and (text.lower() in architecture_aliases() or text in published_head_names())
+    known = text in published_head_names() or (readable_checkpoint(text) is not None and not Path(text).exists())
+    return path[-1] == "model" and (known or text.lower() in architecture_aliases())
 
 
 def _like_a_path(text: str) -> bool:

@@ -91,6 +91,8 @@ class Architecture:
     """Most even and most uneven routing that are consistent with known facts of the model."""
     side_embedding: int = 0
     """Weights of further embedding tables from which a token gathers rows (Gemma 3n's per-layer embeddings)."""
+    kv_cache_dtype: str | None = None
+    """Format of the KV cache that a checkpoint has scales for, which engines use by default."""
 
     @property
     def num_layers(self) -> int:

@@ -10,7 +10,7 @@ from simulator.llm.fields import Fields
 from simulator.llm.hf_families import Family, Flag, known_family, refuse_unread, text_type
 from simulator.llm.hf_hybrid import READERS, nemotron_blocks
 from simulator.llm.hf_layers import Config, Layers
-from simulator.llm.hf_quantization import checkpoint_dtypes
+from simulator.llm.hf_quantization import cache_dtype, checkpoint_dtypes
 from simulator.llm.layers import Tensor, group_layers, layer_order
 
 MOST_LAYERS = 2000
@@ -73,6 +73,7 @@ def from_hf_config(
         family=fields.text("model_type", ""),
         model_tensors=layers.model_tensors,
         side_embedding=layers.side_embedding,
+        kv_cache_dtype=cache_dtype(fields),
     )
     for part in (outer, fields):
         refuse_unread(part)

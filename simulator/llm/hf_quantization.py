@@ -19,6 +19,8 @@ QUANTISABLE: tuple[Part, ...] = ("attention", "mlp", "expert", "shared_expert")
 """Parts made of linear layers that quantisers convert by default; embeddings, router and norms stay."""
 _TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
                  "float8_e4m3fn": "fp8"}  # fmt: skip
+QUANTISATION_KEYS = ("quantization_config", "quantization")
+"""Sections of a config.json that state its formats; the second is MLX's."""
 _FP8 = ("fp8", "fp8_block")
 _BLOCK = [128, 128]
 """Weights that share a scale in ``fp8_block``."""
@@ -62,7 +64,7 @@ def checkpoint_dtypes(config: Fields, layers: Sequence[Layer], hidden: int) -> t
     """
     base, notes = _base_dtype(config)
     dtypes: dict[str, str] = dict.fromkeys(PARTS, base)
-    key = next((key for key in ("quantization_config", "quantization") if config.has(key)), None)
+    key = next((key for key in QUANTISATION_KEYS if config.has(key)), None)
     if key is None:
         return dtypes, notes
     quantization = config.section(key)
@@ -91,12 +93,23 @@ def checkpoint_dtypes(config: Fields, layers: Sequence[Layer], hidden: int) -> t
     return dtypes, (*notes, *formats.notes, *mixed)
 
 
-def _cache_note(quantization: Fields) -> tuple[str, ...]:
-    """A remark on a KV cache format that the checkpoint states, which a scenario has to choose."""
+def cache_dtype(config: Fields) -> str | None:
+    """Format of the KV cache that a checkpoint has scales for; None where it has none."""
+    key = next((key for key in QUANTISATION_KEYS if config.has(key)), None)
+    stated = None if key is None else _stated_cache(config.section(key))
+    return "fp8" if stated in ("FP8", "8 bits") else None
+
+
+def _stated_cache(quantization: Fields) -> str | None:
     scheme = quantization.get("kv_cache_scheme")
     bits = scheme.get("num_bits", 8) if isinstance(scheme, Mapping) else None
-    stated = quantization.get("kv_cache_quant_algo") or (bits and f"{bits} bits")
-    return (f"the checkpoint has scales for a KV cache in {stated}; kv_cache_dtype chooses it",) if stated else ()
+    return quantization.text("kv_cache_quant_algo", None) or (f"{bits} bits" if bits else None)
+
+
+def _cache_note(quantization: Fields) -> tuple[str, ...]:
+    """A remark on the KV cache format of a checkpoint."""
+    stated = _stated_cache(quantization)
+    return (f"the checkpoint has scales for a KV cache in {stated}; kv_cache_dtype chooses another",) if stated else ()
 
 
 def _module_names(layer: int, tensor: Tensor) -> Iterator[list[str]]:

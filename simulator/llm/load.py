@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import yaml
 
 from forerun.errors import ForerunError, did_you_mean
-from forerun.yaml_files import TooLargeError, bounded_text, packaged, packaged_file, parse
-from hwprofiles.dtypes import FORMAT_NAMES
+from forerun.yaml_files import TooLargeError, bounded_text, packaged_file, parse
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
 from simulator.llm.hf_config import from_hf_config
 from simulator.llm.layers import ActiveCounts
 from simulator.llm.own_format import from_own_fields, is_own_format
+from simulator.llm.published_names import NamedCheckpoint, named_checkpoint, stated_formats, with_formats
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _GGUF = ".gguf"
@@ -60,7 +60,8 @@ def architecture_aliases() -> Mapping[str, str]:
 
 def published_repositories(model: str) -> tuple[str, ...]:
     """Hugging Face repositories of a catalogue model, as they are spelled there; empty for any other model."""
-    name = _catalogue_name(model)
+    checkpoint = readable_checkpoint(model)
+    name = checkpoint.model if checkpoint else _catalogue_name(model)
     return tuple(alias for alias in _catalogue_entry(name).texts("aliases") if "/" in alias) if name else ()
 
 
@@ -68,8 +69,9 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     """Find and read a model.
 
     Args:
-        model: a catalogue name (``llama-3.1-8b``), a Hugging Face repository the catalogue knows, a file (JSON or YAML:
-            a config.json, or Forerun's own fields) or folder with a config.json, or the fields themselves.
+        model: a catalogue name (``llama-3.1-8b``), a Hugging Face repository of such a model, in any format that its
+            name states, a file (JSON or YAML: a config.json, or Forerun's own fields) or folder with a config.json,
+            or the fields themselves.
 
     Raises:
         ForerunError: no such model or file, or a wrong field; one line naming it and the way out.
@@ -85,6 +87,8 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
         return _from_file(path)
     if isinstance(model, Path) or path.suffix.lower() in (*_SUFFIXES, _GGUF):
         raise ForerunError(f"{model}: no such file")
+    if (named := _from_name(model)) is not None:
+        return named
     hint = _published_hint(model) or did_you_mean(model.lower(), [*architecture_names(), *architecture_aliases()])
     raise ForerunError(
         joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
@@ -244,60 +248,49 @@ def _object(path: Path, text: str) -> Mapping[str, object]:
     return values
 
 
-@cache
-def _published_names() -> dict[str, Any]:
-    """Endings of published model names, and repositories with a format stored in blocks."""
-    return packaged("simulator.llm", "published_models.yaml")
-
-
 def stored_dtype(model: str, dtype: str) -> str:
     """The catalogue's format of a published one: FP8 of some repositories has a scale for each block."""
-    return "fp8_block" if dtype == "fp8" and re.fullmatch(_published_names()["in_blocks"], model.lower()) else dtype
+    return next((one for one in stated_formats(model) if dtype == "fp8" and one == "fp8_block"), dtype)
 
 
-def _published_hint(model: str) -> str:
-    """Catalogue model and format that a published name means, as a hint; empty if the catalogue has no such model."""
-    name = catalogue_model(model)
-    if name is None:
+def _published_hint(text: str) -> str:
+    """Catalogue model and formats that a published name means, as a hint; empty if the catalogue has no such model."""
+    named = named_checkpoint(text, _known_models())
+    if named is None:
         return ""
-    words = re.split(r"[-\s()]+", model.lower())
-    dtype = named_dtype(model)
-    if dtype is None:
-        return "" if any(word in FORMAT_NAMES or re.fullmatch(r"\d+bit|gptq|gguf|mlx", word) for word in words) else (
-            f"; did you mean '{name}'?"
-        )  # fmt: skip
-    return f"; it is {name} with weights_dtype: {stored_dtype(model, dtype)} here"
+    if named.formats is None:
+        return f"; did you mean '{named.model}'?"
+    if named.formats:
+        return f"; it is {named.model} with weights_dtype: {' or '.join(named.formats)} here"
+    if re.search("gguf$", text.lower()):
+        return f"; it is {named.model}; name the file type too: {text}:Q4_K_M"
+    return f"; it is {named.model} in a format that the name leaves open; set weights_dtype beside model: {named.model}"
 
 
 def named_dtype(model: str) -> str | None:
     """The one weight format that a model's name contains, such as ``fp4`` for "Kimi-K2.6-NVFP4", or None."""
-    formats = {FORMAT_NAMES[word] for word in re.split(r"[-\s()]+", model.lower()) if word in FORMAT_NAMES}
-    return formats.pop() if len(formats) == 1 else None
+    formats = stated_formats(model)
+    return formats[0] if len(formats) == 1 else None
 
 
 def catalogue_model(text: str) -> str | None:
     """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
-    word = re.sub(r"[\s()]+", "-", text.lower()).strip("-")
-    names = _known_models()
-    return next((names[candidate] for candidate in _model_spellings(word) if candidate in names), None)
+    named = named_checkpoint(text, _known_models())
+    return None if named is None else named.model
 
 
-def _model_spellings(word: str) -> list[str]:
-    tail = word.rsplit("/", 1)[-1]
-    spellings = [word, tail]
-    changed = True
-    while changed:
-        changed = False
-        dated = re.search(_published_names()["release_date"], tail)
-        for suffix in [*_published_names()["model_suffixes"], *([dated[0]] if dated else [])]:
-            if tail.endswith(suffix):
-                tail, changed = tail.removesuffix(suffix), True
-                spellings.append(tail)
-    if re.fullmatch(r"llama-\d+b", tail):
-        spellings.append(tail.replace("llama-", "llama-2-"))  # TensorRT-LLM's tables of 2024 call Llama 2 so
-    spellings.append(tail.removeprefix("nvidia-"))
-    plain = tail.replace("llama-v", "llama-").replace("llama2", "llama-2").replace("llama3", "llama-3")
-    return [*spellings, plain, re.sub(r"^meta-", "", plain)]
+def readable_checkpoint(model: object) -> NamedCheckpoint | None:
+    """Model and format of a name that means one of each; None for a name of the catalogue and for anything else."""
+    if not isinstance(model, str) or _catalogue_name(model):
+        return None
+    named = named_checkpoint(model, _known_models())
+    return named if named is not None and named.readable else None
+
+
+@lru_cache(maxsize=64)
+def _from_name(text: str) -> Architecture | None:
+    named = readable_checkpoint(text)
+    return None if named is None else with_formats(_from_catalogue(named.model), text, named)
 
 
 @cache

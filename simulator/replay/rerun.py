@@ -13,9 +13,10 @@ from forerun.document import Json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import chip_name, chip_names, load_chip, systems
-from hwprofiles.dtypes import dtype_bytes, dtype_name
+from hwprofiles.dtypes import dtype_name
 from simulator.llm.load import architecture_names, catalogue_model, load_architecture, named_dtype, stored_dtype
 from simulator.llm.mixers import Recurrent
+from simulator.llm.published_names import requantised
 from simulator.running.assumptions import Factors
 from simulator.running.build import build_replica
 from simulator.running.metrics.statistics import WeightedSample
@@ -106,7 +107,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "weights" not in names and (stated := named_dtype(run.model or "") or named_dtype(published)):
         names["weights"] = stated
     if "weights" in names and not _own_format(data["model"], names["weights"]):
-        data["weights_dtype"] = _requantised(data["model"], names["weights"])
+        data["weights_dtype"] = requantised(load_architecture(data["model"]), names["weights"])
     if "kv" in names:
         data["kv_cache_dtype"] = names["kv"]
     if "chip" in names and load_chip(base.hardware.chip).name != names["chip"]:
@@ -432,17 +433,6 @@ def _own_format(model: Any, dtype: str) -> bool:
     only its experts are in MXFP4, and DeepSeek's block format FP8."""
     own = load_architecture(model).checkpoint_dtypes.get("expert")
     return [dtype, own] in _NAMES["checkpoint_formats"]
-
-
-def _requantised(model: Any, dtype: str) -> str | dict[str, str]:
-    """Parts of a model that a published format quantises. For a 4-bit format, only the parts that its maker stores in 4
-    bits.
-
-    Source: layers excluded in amd/Kimi-K2.5-MXFP4 (ROCm/ATOM#167, of its predecessor), nvidia/Kimi-K2.6-NVFP4 and
-        nvidia/DeepSeek-V4-Flash-NVFP4 (hf_quant_config.json): all but the routed experts, as their makers do.
-    """
-    narrow = [part for part, own in load_architecture(model).checkpoint_dtypes.items() if dtype_bytes(own) < 1]
-    return dict.fromkeys(narrow, dtype) if narrow and dtype_bytes(dtype) < 1 else dtype
 
 
 def _put(section: Json, **values: object) -> None:

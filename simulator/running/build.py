@@ -11,6 +11,7 @@ import simulator.timing as timing
 from forerun.errors import at_field
 from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
+from simulator.llm.load import readable_checkpoint
 from simulator.running.assumptions import Assumptions, Factors
 from simulator.running.drafting import (
     DrafterFactory,
@@ -485,9 +486,21 @@ class _Replica:
         check_offloading(size, memory.kv_bytes_per_token * memory.block_size, space.num_blocks)
         return space
 
+    def _contradictions(self) -> Iterator[str]:
+        """Notes on formats that the scenario sets otherwise than the name of its checkpoint."""
+        named = readable_checkpoint(self.scenario.model)
+        if named is None:
+            return
+        weights, kv = named.weights_dtype, named.kv_cache_dtype
+        if weights and self.weight_dtypes != timing.resolve_weight_dtypes(self.architecture, None):
+            yield f"weights_dtype: {self.scenario.weights_dtype} is used, although the model's name says {weights}"
+        if kv and self.scenario.kv_cache_dtype != kv:
+            yield f"kv_cache_dtype: {self.scenario.kv_cache_dtype} is used, although the model's name says {kv}"
+
     def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
         architecture, hardware = self.architecture, self.hardware
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
+        yield from self._contradictions()
         if architecture.expert_routing is not None and hardware.expert_routing is None:
             least, most = architecture.expert_routing_range
             yield (

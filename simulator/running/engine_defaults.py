@@ -101,9 +101,16 @@ def replaced_scheduler(engine: EngineConfig) -> str | None:
     return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
 
 
-def default_formats(engine: EngineConfig) -> dict[str, Any]:
-    """Default formats of weights and KV cache of an engine."""
+def default_formats(engine: EngineConfig, model: str | dict[str, Any]) -> dict[str, Any]:
+    """Formats of weights and KV cache in which an engine stores them where a scenario names none.
+
+    Source: vLLM 0.11 ``attention/layer.py``, SGLang 0.5 ``configure_kv_cache_dtype``: a KV cache is in the format of
+        the checkpoint's scales, if it has any.
+    """
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
+        with suppress(ForerunError):  # refused where the model is needed
+            scaled = load_architecture(model).kv_cache_dtype
+            return {} if scaled is None else {"kv_cache_dtype": scaled}
         return {}
     framework = load_framework(engine.framework)
     return {"weights_dtype": framework.weights_dtype, "kv_cache_dtype": framework.kv_cache_dtype}

@@ -166,7 +166,7 @@ class Scenario(Section):
     def _sections_fit_together(self) -> Scenario:
         engine = with_defaults(self.engine, self.hardware, self.model, self.speculation)
         known = chosen_fields(self)
-        formats = {name: value for name, value in default_formats(engine).items() if name not in known}
+        formats = {name: value for name, value in default_formats(engine, self.model).items() if name not in known}
         self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
         check_sections(self)

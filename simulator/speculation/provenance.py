@@ -10,6 +10,7 @@ import numpy as np
 from forerun.arrays import IntArray
 from forerun.errors import ForerunError, did_you_mean
 from simulator.llm import published_repositories
+from simulator.llm.load import readable_checkpoint
 from simulator.speculation.closed_form import expected_length
 from simulator.speculation.context import context_drift
 from simulator.speculation.curves import curve_names, load_curve
@@ -149,6 +150,7 @@ def same_model(model: object, target: str) -> bool:
     names = {model_name(model).lower()}
     if isinstance(model, str):
         names |= {repository.split("/")[-1].lower() for repository in published_repositories(model)}
+        names |= {checkpoint.model} if (checkpoint := readable_checkpoint(model)) else set()
     return target.lower() in names or model_name(target).lower() in names
 
 

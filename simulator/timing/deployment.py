@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from forerun.errors import ForerunError, did_you_mean
 from hwprofiles import AttentionShape, Chip, KernelLibrary, Link, ProfileError, dtype_bytes
-from hwprofiles.dtypes import DTYPES, GGUF_BLOCKS, VARIANT, format_of
+from hwprofiles.dtypes import DTYPES, VARIANT, format_of
 from hwprofiles.kernels.moe import read_routing
 from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.kernels.sparse import IndexShape, SparseShape
@@ -30,11 +30,9 @@ from simulator.llm.mixers import (
     Recurrent,
     SharedKvAttention,
 )
+from simulator.llm.published_names import weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, ElementwiseKernels, Framework
 from simulator.timing.mixed_chips import OtherDevice
-
-UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
-"""Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
 
 ACTIVATION_BYTES = 2.0
 """Bytes per activation element: engines keep activations in bf16 between kernels."""
@@ -558,15 +556,8 @@ def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[s
     if requested is None:
         return dtypes
     if isinstance(requested, str):
-        if requested in GGUF_BLOCKS or requested not in DTYPES:
-            from simulator.llm.gguf_file import recipe_dtypes
-
-            recipe = recipe_dtypes(architecture, requested)
-            if recipe is not None:
-                return {part: recipe[part] for part in PARTS}
         check_weight_format(requested)
-        wide = dtype_bytes(requested) >= 2
-        return {part: requested if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
+        return weight_dtypes(architecture, requested)
     for part, dtype in requested.items():
         if part not in (*PARTS, "default"):
             raise ForerunError(f"weights_dtype.{part}: no such part (one of default, {', '.join(PARTS)})")

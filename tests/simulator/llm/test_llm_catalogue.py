@@ -1,6 +1,7 @@
 """The catalogue: every published count is reproduced, every name loads, every entry says where it comes from."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from simulator.llm import (
     mtp_architecture,
     published_parameters,
 )
+from simulator.llm.load import catalogue_model
 
 CONTRACT_NAMES = [
     "llama-2-7b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.2-1b",
@@ -115,10 +117,74 @@ def test_aliases_name_one_model_each():
     assert len(declared) == len(set(declared)) > 0
 
 
+NAMED = {
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic": ("llama-3.1-8b", "fp8"),
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16": ("llama-3.1-8b", "int4"),
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8": ("llama-3.1-8b", "int8"),
+    "RedHatAI/Qwen3-32B-NVFP4A16": ("qwen3-32b", "nvfp4a16"),
+    "Qwen/Qwen3-32B-FP8": ("qwen3-32b", "fp8_block"),
+    "nvidia/Llama-3.3-70B-Instruct-FP4": ("llama-3.3-70b", "fp4"),
+    "cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit": ("qwen3.6-35b-a3b", "int4"),
+    "cyankiwi/Qwen3.6-35B-A3B-AWQ-8bit": ("qwen3.6-35b-a3b", "w8a16"),
+    "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8": ("qwen2.5-72b", "w8a16"),
+    "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": ("llama-3.1-8b", "int4"),
+    "mlx-community/Qwen3-8B-4bit": ("qwen3-8b", "mlx4"),
+    "x/Qwen3-8B-4bit": ("qwen3-8b", "int4"),
+    "amd/DeepSeek-R1-0528-MXFP4": ("deepseek-r1", "mxfp4"),
+    "bartowski/Qwen_Qwen3-8B-GGUF:Q6_K": ("qwen3-8b", "q6_k"),
+    "google/gemma-3-27b-it-qat-q4_0-gguf": ("gemma-3-27b", "q4_0"),
+    "unsloth/gpt-oss-20b-BF16": ("gpt-oss-20b", "bf16"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_repository_name_is_its_model_in_its_format(name):
+    model, dtype = NAMED[name]
+    architecture = load_architecture(name)
+    part = "expert" if architecture.parameters().expert else "mlp"
+    assert architecture.name == model
+    assert (architecture.checkpoint_dtypes[part] + ":").split(":")[0] == dtype
+    assert name in architecture.notes[0]
+    tables = {architecture.checkpoint_dtypes[table] for table in ("embedding", "lm_head")}
+    assert tables == {dtype} if dtype in ("mlx4", "bf16", "q6_k") else tables == {"bf16"} or dtype == "q4_0"
+
+
+def test_a_model_in_4_bits_keeps_its_other_parts_in_another_format_of_4_bits():
+    own, converted = load_architecture("kimi-k2.5"), load_architecture("nvidia/Kimi-K2.6-NVFP4")
+    assert converted.checkpoint_dtypes == {**own.checkpoint_dtypes, "expert": "fp4"}
+
+
+ENDINGS = ("FP8", "FP8-dynamic", "NVFP4", "AWQ", "GPTQ-Int4", "quantized.w4a16", "bnb-4bit", "GGUF:Q4_K_M", "MXFP4")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_ending_changes_the_format_of_every_repository_and_never_its_model(ending):
+    for alias, name in architecture_aliases().items():
+        owner, _, tail = alias.rpartition("/")
+        for text in (f"{alias}-{ending}", f"Someone/{tail}-{ending}", f"someone/{owner}_{tail}-{ending}"):
+            plain = re.sub("-bf16$", "", alias)
+            if plain == alias and owner:
+                assert load_architecture(text).name == name, text
+
+
+def test_a_name_of_another_size_generation_or_kind_is_never_read():
+    """Each number of each repository changed, and each of many kinds added: no name is read as the same model."""
+    numbers = re.compile(r"(?<=[/a-z-])\d+")
+    others = [
+        f"{alias[: number.start()]}97{alias[number.end() :]}"
+        for alias in architecture_aliases()
+        for number in numbers.finditer(alias, alias.find("/"))
+    ]
+    kinds = ("omni", "math", "vl", "distill", "nano", "mini", "moe", "1m", "eagle3", "reranker", "embedding", "pruned")
+    others += [f"{alias}-{kind}" for alias in architecture_aliases() for kind in kinds]
+    for name in others:
+        assert catalogue_model(name) is catalogue_model(f"{name}-fp8") is None, name
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        *((word, "did you mean") for word in ("lama-3.1-8b", "llama3.1-8b", "Qwen/Qwen3-8")),
+        *((word, "did you mean") for word in ("lama-3.1-8b", "lama3.1-8b", "Qwen/Qwen3-8")),
         *((word, "model") for word in ("", " ", "nothing-like-it", "a/b/c", "\0", "x" * 5000, None, 3)),
     ],
 )

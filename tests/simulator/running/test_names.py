@@ -10,6 +10,7 @@ from tiny_scenario import tiny_data
 from forerun.errors import ForerunError
 from hwprofiles import load_chip
 from simulator.llm import load_architecture
+from simulator.running.build import build_run
 from simulator.running.names import check_names
 from simulator.running.scenario import scenario_from
 
@@ -112,12 +113,14 @@ def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
         (load_chip, "h10-sxm", "did you mean 'h100-sxm'?"),
         *((load_chip, name, "") for name in ("NVIDIA A800-SXM4-80GB", "a10g", "h20-3e", "rtx-pro-4500", "gaudi2")),
         (load_chip, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
-        (load_architecture, "Qwen/Qwen3-32B-FP8", "it is qwen3-32b with weights_dtype: fp8_block here"),
-        (load_architecture, "nvidia/Llama-3.3-70B-Instruct-FP4", "it is llama-3.3-70b with weights_dtype: fp4 here"),
-        (load_architecture, "x/Qwen3.6-35B-A3B-AWQ-4bit", "it is qwen3.6-35b-a3b with weights_dtype: int4 here"),
+        (load_architecture, "x/Llama-3.3-70B-Instruct-GPTQ", "it is llama-3.3-70b with weights_dtype: int4 or w8a16"),
+        (load_architecture, "x/Qwen3.6-35B-A3B-Int8", "it is qwen3.6-35b-a3b with weights_dtype: w8a16 or int8 here"),
+        (load_architecture, "x/Qwen3-8B-GGUF", "it is qwen3-8b; name the file type too: x/Qwen3-8B-GGUF:Q4_K_M"),
+        (load_architecture, "x/Qwen3-8B-exl2-4bpw", "it is qwen3-8b in a format that the name leaves open"),
         (load_architecture, "qwn3-8b", "did you mean 'qwen3-8b'?"),
         *((load_architecture, name, "") for name in ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen2.5-VL-7B-Instruct")),
         *((load_architecture, name, "") for name in ("zai-org/GLM-5.3", "x/Mistral-Small-3.2-24B-Instruct-2506")),
+        *((load_architecture, f"Qwen/{name}", "") for name in ("Qwen3-Omni-30B-A3B-Instruct", "Qwen2.5-Math-7B-FP8")),
     ],
 )  # fmt: skip
 def test_a_hint_means_the_same_thing_or_is_not_given(load, name, hint):
@@ -125,3 +128,16 @@ def test_a_hint_means_the_same_thing_or_is_not_given(load, name, hint):
     with pytest.raises(ForerunError) as refused:
         load(name)
     assert (hint in str(refused.value)) if hint else ("did you mean" not in str(refused.value))
+
+
+def test_formats_of_a_repository_name_are_used_and_noted():
+    """A name that states formats is a model with these; what the scenario sets itself wins, with a note."""
+    data = tiny_data() | {"model": "amd/Llama-3.1-8B-Instruct-FP8-KV"}
+    scenario = scenario_from(data, "chat.yaml")
+    build = build_run(scenario, 0)
+    assert (scenario.kv_cache_dtype, build.pools[0].timer.target.deployment.weight_dtypes["mlp"]) == ("fp8", "fp8")
+    assert any("is read as llama-3.1-8b, weights in fp8 and a KV cache in fp8" in note for note in build.notes)
+    own = build_run(scenario_from({**data, "weights_dtype": "bf16", "kv_cache_dtype": "bf16"}, "chat.yaml"), 0)
+    assert own.pools[0].timer.target.deployment.weight_dtypes["mlp"] == "bf16"
+    for field in ("weights_dtype", "kv_cache_dtype"):
+        assert f"{field}: bf16 is used, although the model's name says fp8" in own.notes
