@@ -141,7 +141,7 @@ TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Spe
 
 
 def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
-    """The middle error of what users ask about first, of as much of it as there is."""
+    """Median error of the figures that matter most to users, if recorded."""
     errors = {words: (median(row.mape for row in group), group[-1].mape) for words, group in by_predicted(rows).items()}
     return [
         Tile(words, f"{errors[words][0]:.1f}", "%", f"half within; worst {errors[words][1]:.0f} %")

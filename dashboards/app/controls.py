@@ -334,7 +334,7 @@ def _models() -> tuple[str, ...]:
 
 CHIP = ChoiceField("chip", "Chip", options=lambda _: _chips(), default="h100-sxm")
 ANY_CHIP = replace(CHIP, options=lambda _: (*_chips(), SAMPLE_CHIP))
-"""With the machine on which the shipped kernel trace was measured."""
+"""Choice of any chip, including the machine on which the shipped kernel trace was measured."""
 MODEL = ChoiceField("model", "Model", options=lambda _: _models(), default="llama-3.1-8b")
 TENSOR_PARALLEL = ChoiceField("tp", "Tensor parallel", options=("1", "2", "4", "8", "16"), default="1")
 WEIGHTS = ChoiceField("dtype", "Weights", options=DTYPES, default=DTYPES[0])

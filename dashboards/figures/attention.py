@@ -244,7 +244,7 @@ class ContextMapData(NamedTuple):
     basis: str
     low: FloatArray | None = None
     high: FloatArray | None = None
-    """With every assumed cost at the ends of its range."""
+    """``low`` and ``high``: values with every assumed cost at the ends of its range."""
 
 
 def attention_map_data(

@@ -151,7 +151,7 @@ def traffic_figure(data: TrafficData) -> go.Figure:
 
 
 class HoursData(NamedTuple):
-    """Load and replicas of a plan by the hour, and what they cost beside the fixed number."""
+    """Load and replicas of a plan by the hour, and their cost compared with a fixed number of replicas."""
 
     hours: Sequence[Json]
     fixed: int

@@ -272,7 +272,7 @@ def _group(run: Json) -> str:
 
 
 def errors_figure(rows: Sequence[ErrorRow]) -> go.Figure:
-    """A dot for each comparison, a bar at the middle of each kind of prediction."""
+    """A dot for each comparison, and a bar at the median of each kind of prediction."""
     figure, groups = go.Figure(), by_predicted(rows)
     points = [(words, row.mape, row.basis or "measured", row.name) for words, group in groups.items() for row in group]
     for basis, colour in BASIS_COLOURS.items():

@@ -25,7 +25,7 @@ from hwprofiles.parameters import FamilyParameters
 from simulator.replay.fit import FitProblem, chip_with
 
 MIN_ROWS = 600
-"""Fewest rows to learn from; 380 and 400 rows predicted held-out shapes worse than physics. Measured on the delta
+"""Minimum rows to learn from; 380 and 400 rows predicted held-out shapes worse than physics. Measured on the delta
 rule's scans under TensorRT-LLM."""
 MAX_ROWS = 8_000
 CHECK_SHARE = 0.15

@@ -153,7 +153,7 @@ class DraftRequest:
 
     @property
     def max_pass_tokens(self) -> int:
-        """Most tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
+        """Maximum tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
         return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
 
 

@@ -62,7 +62,7 @@ class StepAudit:
         """Pool name -> first step that reads more keys than the KV blocks hold; an error unless blocks are shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
-        """Least seconds that all steps of each pipelined replica need, by the bounding resource."""
+        """Minimum seconds that all steps of each pipelined replica need, by the bounding resource."""
 
     def take(self, steps: StepRecords) -> None:
         """Check further steps; those of one replica must be in chronological order."""

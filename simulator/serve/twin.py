@@ -36,7 +36,7 @@ SEEDS = 8
 FALSE_ALARM = 0.01
 """Chance that a healthy engine raises any alarm."""
 REQUESTS = (200, 1500)
-"""Least and most requests of a simulated run."""
+"""Minimum and maximum requests of a simulated run."""
 FLOOR = 0.005
 """Relative error of the rebuilt traffic itself: lengths are known by bucket."""
 HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_s")

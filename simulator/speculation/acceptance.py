@@ -19,7 +19,7 @@ CLASSES = 128
 DRAFT_CLASSES = 32
 """Number of classes if each draft has its own class; fewer, as a step under a budget visits every class."""
 LEAST_CONCENTRATION = 0.1
-"""Least concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
+"""Minimum concentration of the beta distribution; below it nearly every request accepts all drafts or none."""
 
 
 def widest_spread(first_rate: float) -> float:

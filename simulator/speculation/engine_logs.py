@@ -20,7 +20,7 @@ from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, 
 
 LARGEST_JSON_BYTES = 512 * 1024**2
 LONGEST_LINE = 1 << 20
-"""Most characters of a log that are read as one line."""
+"""Maximum characters of a log that are read as one line."""
 FORMATS = ("vllm-log", "vllm-prometheus", "vllm-bench", "sglang-log")
 WANTED = (
     "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "

@@ -72,7 +72,7 @@ class TreeConfig(Section):
 
     @property
     def longest_path(self) -> int:
-        """Most draft tokens that one step can accept."""
+        """Maximum draft tokens that one step can accept."""
         static = self.static
         return static.depth if static is not None else min(self.depth or 0, self.nodes or 0)
 
@@ -540,7 +540,7 @@ class SpeculationConfig(Section):
 
     @property
     def depth(self) -> int:
-        """Most draft tokens that one step can accept."""
+        """Maximum draft tokens that one step can accept."""
         return self.tree.longest_path if self.tree is not None else self.num_speculative_tokens or 0
 
     def _check_draft(self) -> None:

@@ -51,7 +51,7 @@ class Option:
     """True if the document of the result has the value that was used, under the parameter's name."""
 
     def flag_of(self, name: str, default: object) -> str:
-        """The option as it is typed, of the parameter ``name``."""
+        """The command-line option of the parameter ``name``."""
         return self.flag or ("--no-" if default is True else "--") + name.replace("_", "-")
 
 
@@ -72,7 +72,7 @@ class Mode(NamedTuple):
     """Arguments under which other options have no effect and are refused."""
 
     words: str
-    """Option that chooses it, such as ``with --replay``."""
+    """Option that chooses the mode, such as ``with --replay``."""
     applies: Callable[[Mapping[str, Any]], bool]
     """True if it does, by the arguments of the call."""
     unused: tuple[str, ...]
@@ -85,14 +85,14 @@ class StudyCommand:
     name: str
     function: Callable[..., Any]
     source: str
-    """Help of its first argument, the scenario."""
+    """Help text of the study's first argument, the scenario."""
     progress: str = ""
     examples: str = ""
     files: str = ""
     """Files that ``--out`` writes beside the report."""
     modes: tuple[Mode, ...] = ()
     switch: str = ""
-    """Option that helps to choose this study where its command has several; it is none of its parameters."""
+    """Option that selects this study if its command has several; it is not a parameter of the study."""
     switch_help: str = ""
     """Help of that option where it is a parameter of no study."""
     chosen: Callable[[Mapping[str, object], Any], bool] | None = None
@@ -164,7 +164,7 @@ KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {
 
 
 def _check_kind(name: str, value: object, kind: object) -> None:
-    """Refuse a value that has none of an option's types."""
+    """Refuse a value that fits none of an option's types."""
     kinds = [get_origin(one) or one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
     if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
         return
@@ -261,7 +261,7 @@ def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequen
 def study_document(
     body: Mapping[str, object], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
 ) -> Json:
-    """``body`` as plain JSON values, with what the document of every study has."""
+    """``body`` as plain JSON values, with the fields common to all study documents."""
     from forerun.document import plain_json
 
     document: Json = plain_json({**body, **study_header(scenario, seed, basis, notes)})

@@ -19,7 +19,7 @@ from simulator.running.records import ModelError
 
 LEVEL = 0.95
 LIKELY = 0.8
-"""Probability from which one of two is called the better where the interval of their ratio holds 1."""
+"""Probability from which a variant is called better although the ratio's interval contains 1."""
 NORMAL_95 = 1.959963984540054
 """Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 
@@ -69,7 +69,7 @@ class Ratio(DocumentPart):
 
     @property
     def undecided(self) -> bool:
-        """True if ratio and probability point to different sides: the model's error turns what is predicted over."""
+        """True if ratio and probability point to different sides: the model error reverses the prediction."""
         return self.probability is not None and (self.ratio - 1.0) * (self.probability - 0.5) < 0.0
 
 

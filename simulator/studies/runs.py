@@ -32,7 +32,7 @@ class SeededRun(NamedTuple):
     intervals: bool = False
     """True if the run also estimates the error of its model."""
     need: Need = "document"
-    """Part of its document that is read. Runs that differ in this alone count as the same."""
+    """Part of the run's document that is read. Runs that differ only in this part count as the same."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -75,9 +75,9 @@ class Deployment:
     attention_data_parallel: int = 1
     expert_routing: str = "uniform"
     first_stage: bool = True
-    """True if it holds the embedding."""
+    """True if the stage holds the embedding."""
     last_stage: bool = True
-    """True if it holds the final norm and the LM head."""
+    """True if the stage holds the final norm and the LM head."""
     other_devices: tuple[OtherDevice, ...] = ()
     """Layers that other chips of the machine run, in the order of the layers."""
     experts_at: OtherDevice | None = None

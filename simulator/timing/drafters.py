@@ -309,7 +309,7 @@ class SequentialDrafter:
 
     step: StepTimer
     depth: int
-    """Most draft tokens that one step can accept."""
+    """Maximum draft tokens that one step can accept."""
     pass_widths: tuple[int, ...]
     """Tokens per sequence of each pass after the first."""
     weight_bytes: float

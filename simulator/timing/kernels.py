@@ -178,7 +178,7 @@ class Costs:
     datasheet_s: FloatArray
     """Seconds on the device of kernels that were never measured on the chip."""
     sol_s: FloatArray
-    """Least seconds that the kernels could take at the chip's peak, one after the other."""
+    """Speed-of-light seconds of the kernels at the chip's peak, one after the other."""
 
     @classmethod
     def zeros(cls, size: int) -> Costs:

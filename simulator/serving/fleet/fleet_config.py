@@ -30,7 +30,7 @@ class RouterConfig(Section):
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     """prefix-aware: and the factor between the two beyond which load decides."""
     max_outstanding: PositiveInt | None = None
-    """Most requests that a replica holds, waiting and running; default: no limit."""
+    """Maximum requests on a replica, waiting and running; default: no limit."""
     when_full: AdmissionName = "queue"
     """Rule for a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
     max_queue: Annotated[int, Field(ge=0)] | None = None

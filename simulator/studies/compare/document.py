@@ -40,7 +40,7 @@ class ComparedVariant(DocumentPart):
     set: Json
     """Scenario values in which the variant differs, by dotted path."""
     baseline: str
-    """Name of the variant that it is compared with."""
+    """Name of the variant that this one is compared with."""
     speedup: dict[str, Ratio | None]
     """Ratio over the baseline, by metric."""
     interval_of: str
@@ -63,7 +63,7 @@ class ComparedVariant(DocumentPart):
 
     @property
     def missed(self) -> list[str]:
-        """Limits of the SLO that it misses, in words."""
+        """Limits of the SLO that the variant misses, in words."""
         limits = (self.slo or {}).get("limits", {})
         return [
             f"{latency_words(key, limit['value'])} (limit {number(limit['limit'])})"

@@ -157,7 +157,7 @@ class PlannedLayout(DocumentPart):
     """``max_rate`` over the planned rate, less 1."""
     analytic_max_rate: float | None
     probability: float | None
-    """Probability that it meets the SLO, the model's error included; None without ``interval``."""
+    """Probability that the layout meets the SLO, including the model error; None without ``interval``."""
     intervals: dict[str, list[float]]
     flags: dict[str, str] | None
     """Launch command of one replica, by engine."""
@@ -505,7 +505,7 @@ def _usd_per_million(candidate: Candidate, output_throughput: float | None) -> f
 
 
 def pareto_front(plan: Plan) -> list[Candidate]:
-    """Layouts that hold and that no other beats in both cost and highest rate; in the order of their cost."""
+    """Layouts that meet the SLO and that no other beats in both cost and highest rate; in order of cost."""
     holding = [c for c in plan.candidates if c.status == "meets"]
     front: list[Candidate] = []
     fastest = -inf

@@ -28,7 +28,7 @@ DEFAULT_TENSOR_PARALLEL = (1, 2, 4, 8)
 DEFAULT_BATCHED_TOKENS = (2048, 8192)
 POOL_REPLICAS = (1, 2, 3, 4, 6, 8)
 NAMED_BY_LAYOUT = (CHIP, TENSOR_PARALLEL, "hardware.pipeline_parallel", PRICE, REPLICAS)
-"""Fields that a layout's name spells out by itself."""
+"""Fields that a layout's name already contains."""
 MOST_LAYOUTS = 2000
 
 
@@ -55,7 +55,7 @@ class Layout:
     usd_per_hour: float | None
     """Price of one replica, US dollars per hour; None if neither scenario nor chip profile has one."""
     refused: str | None = None
-    """Why the layout cannot be simulated; None if it can."""
+    """Reason why the layout cannot be simulated; None if it can."""
     steady: SteadyReplica | None = None
     """Analytic averages of one replica; None if there are none."""
     prices: Mapping[str, ChipPrice] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Objective:
         return any(refused > most_refused(limit.statistic) * requests for limit in self.limits)
 
     def document(self) -> dict[str, float]:
-        """The objective as it was written."""
+        """The objective in the form of the input."""
         plain = {limit.key: limit.limit_ms for limit in self.limits}
         plain |= {f"{name}_ms": limit for name, limit in self.per_request_ms}
         return plain | ({GOODPUT: self.goodput} if self.goodput is not None else {})

@@ -56,7 +56,7 @@ class Candidate:
     verdict: Verdict | None = None
     max_rate: float | None = None
     at_least: bool = False
-    """True if ``max_rate`` is as far as the requests allow to look, and still holds."""
+    """True if ``max_rate`` is the highest rate that the number of requests can test, and it meets the SLO."""
     searched: int = 0
     """Simulated replicas, if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
     chance: float | None = None
@@ -302,11 +302,11 @@ def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
 
 
 UNLOADED = 1e-3
-"""Share of the load at which nearly every request is alone."""
+"""Share of the load at which nearly every request runs alone."""
 WORTH_SHOWING = 3.0
 """Multiple of the winner's cost up to which further layouts are tried for the table."""
 TRIED_AT_ONCE = 2
-"""Candidates simulated ahead; what is reported does not depend on it."""
+"""Number of candidates simulated ahead; the result does not depend on it."""
 SEARCH_SEEDS = 3
 """Maximum replications of each load in the search for a highest rate."""
 BEGIN_SHARE = 0.8
@@ -341,7 +341,7 @@ class _Search:
         return self._seeds if scenario.random else self._seeds[:1]
 
     def _judged(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Callable[[], Verdict]:
-        """Begin to judge a candidate, or find what was begun."""
+        """Start judging a candidate, or return the started work."""
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
@@ -528,7 +528,7 @@ class CheapestFirst(_Search):
         self._tick(self._ended, self._ended + min(len(self._queue), TRIED_AT_ONCE))
 
     def _leave_rest(self, cheapest: float) -> None:
-        """List what is left in the queue: it costs more than the winner."""
+        """List the remaining candidates of the queue, which cost more than the winner."""
         while self._queue:
             cost, index, place = heapq.heappop(self._queue)
             words = f"costs {number(cost / cheapest, 3)} times the best" if cheapest < inf else "not reached"

@@ -29,7 +29,7 @@ OVERLOAD = 10.0
 MOST_LESS_SURE = 3
 """Cheaper layouts of less than the required probability that the summary names."""
 OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
-"""Rows of the summary that the conclusion says too."""
+"""Rows of the summary that the conclusion repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,7 @@ def _changes(plan: Plan, best: Candidate) -> str:
 
 
 def risk_words(chance: float, basis: str | None) -> str:
-    """Probability that a limit breaks, at least that of the evidence.
+    """Probability that a limit is missed, not below the floor that the evidence sets.
 
     >>> risk_words(0.97, "calibrated"), risk_words(0.9, "datasheet")
     ('3 %', '10 % or more')

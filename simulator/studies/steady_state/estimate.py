@@ -47,7 +47,7 @@ from simulator.studies.steady_state.averages import Averages, SteadyReplica, mak
 from simulator.studies.steady_state.traffic import Lengths, population, traffic
 
 MOST_KEPT = 64
-"""Built timers and samples of lengths that are kept for the next question."""
+"""Maximum number of built timers and length samples that are cached for the next call."""
 _BUILDS: RecentResults[Build] = RecentResults(MOST_KEPT)
 _LENGTHS: RecentResults[Lengths] = RecentResults(MOST_KEPT)
 _REPLICAS: RecentResults[SteadyReplica] = RecentResults(MOST_KEPT)
@@ -211,7 +211,7 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def kept_build(scenario: Scenario) -> Build:
-    """The parts of a scenario; kept for the next scenario that differs in workload or SLO alone."""
+    """The parts of a scenario; cached for later scenarios that differ only in workload or SLO."""
     key = _key(scenario.model_dump(exclude={"workload", "slo"}))
     return _BUILDS.get(key, lambda: build_run(scenario))
 

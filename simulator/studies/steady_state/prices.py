@@ -76,7 +76,7 @@ class RequestWork:
     kv_tokens: float
     """KV slots that a decoding request holds, averaged over the steps of all requests."""
     keys: tuple[float, ...]
-    """Keys that it reads in a step, per attention window."""
+    """Keys that a decoding request reads in a step, per attention window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class StepPrices:
     budget_share: FloatArray
     """[batch]: share of a step's token budget that one prompt takes, mean."""
     decode_bounds: FloatArray
-    """[batch, bound]: the decode step by what limits it, in the order of ``BOUNDS``."""
+    """[batch, bound]: seconds of the decode step by limiting resource, in the order of ``BOUNDS``."""
     joined_bounds: FloatArray
-    """[batch, bound]: what one prompt adds, by what limits it."""
+    """[batch, bound]: seconds that one prompt adds, by limiting resource."""
 
 
 def verify_steps(tokens: FloatArray, survival: FloatArray | None) -> FloatArray:

@@ -72,7 +72,7 @@ class SweepStore:
         self.close()
 
     def close(self) -> None:
-        """Close the file, and open again what was claimed and not finished."""
+        """Close the file, and release claimed points that are not finished."""
         if self._file is not None:
             self._file.close()
 
@@ -129,7 +129,7 @@ class SweepStore:
             del self.outcomes[key]
 
     def refresh(self) -> None:
-        """Read what has been recorded since the last look, by any process."""
+        """Read the results that any process has recorded since the last read."""
         if self._file is None:
             return
         with self._plain_errors():

@@ -41,7 +41,7 @@ class SweptPoint(DocumentPart):
 
     name: str
     set: Json
-    """Scenario values that it sets, by dotted path."""
+    """Scenario values that the point sets, by dotted path."""
     status: str
     """``done`` or ``failed``."""
 
@@ -50,7 +50,7 @@ class SweptPoint(DocumentPart):
         return None
 
     def words(self, path: str) -> str:
-        """Value of one field, short; ``-`` where the point does not set it."""
+        """Short text of one field's value; ``-`` if the point does not set the field."""
         return settings_name({path: self.set[path]}).partition("=")[2] if path in self.set else ABSENT
 
 

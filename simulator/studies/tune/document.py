@@ -618,7 +618,7 @@ def tune_sentence(tuning: Tuning) -> str:
 
 
 def _releases(engine: str, speculation: SpeculationConfig, emitted: str) -> list[Json]:
-    """Releases from which the engine knows what is emitted: the method's name, and each option."""
+    """Engine releases that introduced the emitted method name and each emitted option."""
     words = dict.fromkeys(word for word in OPTION.findall(emitted) if word != "--speculative-config")
     name = engine_name(engine, speculation)
     known = [name] if words and name is not None else []
@@ -644,7 +644,7 @@ def _ends_of(one: BreakEven) -> dict[str, float | None]:
 
 
 def with_worth(tuning: Tuning, data: TuneDocument) -> TuneDocument:
-    """The document with what a better drafter is worth, also in its conclusion."""
+    """The document with the value of a better drafter, also in its conclusion."""
     worths = draft_worth(tuning)
     best = max(worths, key=lambda one: one.gain)
     usd = "" if best.usd_per_month is None else f", ${best.usd_per_month:,.0f} a month per busy replica"

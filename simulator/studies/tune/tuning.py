@@ -54,7 +54,7 @@ def fewest_nearly_best(speedups: FloatArray) -> IntArray:
 
 
 def up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
-    """The usual values below ``most``, and that one."""
+    """The usual values below ``most``, and ``most`` itself."""
     return (*(value for value in usual if value < most), most)
 
 
