@@ -72,7 +72,7 @@ class DecodeKernel(Record):
     key_step: float = 1.0
     """Keys that one work item multiplies are padded to a multiple of this."""
     native_math: bool = False
-    """Multiply in the format of the KV cache instead of bf16."""
+    """True if products are computed in the format of the KV cache instead of bf16."""
     stream_overlap: NonNegative = 0.0
     """Sharpness p >= 1 of the smooth maximum of arithmetic and the KV read.
 
@@ -283,7 +283,7 @@ class PrefillParameters(FamilyParameters):
     packing: Literal["always", "single", "never"] = "always"
     """Cases in which query heads that share a KV head fill one tile: always, only for single queries, never."""
     native_math: bool = False
-    """Multiply in the format of the KV cache instead of bf16."""
+    """True if products are computed in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
     """Cost of a key outside the window of a tile's queries, relative to a key inside it.
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +63,42 @@ def test_first_sentences_are_short_and_name_their_subject():
                 if wanting(sentence) and sentence not in EXCEPTIONS:
                     short_of[place] = sentence
     assert short_of == {}
+
+
+BOOLEANS = re.compile(r"\b(?:bool|BoolArray|TypeGuard|bint)\b|^(?:True|False)$")
+"""Types, or first values, of what is true or false; of arrays of them too."""
+TRUTH = re.compile(r"\b(?:True|False|true|false)\b")
+
+
+def typed_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Line, type and first paragraph of functions and attributes; an attribute without a type has its value for it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns and ast.get_docstring(node):
+            yield node.lineno, ast.unparse(node.returns), (ast.get_docstring(node) or "").split("\n\n")[0]
+        for one, text in pairwise(node.body if isinstance(node, ast.ClassDef | ast.Module) else ()):
+            if isinstance(one, ast.AnnAssign | ast.Assign) and isinstance(text, ast.Expr):
+                kind = one.annotation if isinstance(one, ast.AnnAssign) else one.value
+                yield one.lineno, ast.unparse(kind), str(ast.literal_eval(text.value)).split("\n\n")[0]
+
+
+def misnamed(kind: str, sentence: str) -> bool:
+    """True if a sentence promises a boolean that the type is not, or hides one that it is."""
+    promised = sentence.startswith("True if")
+    return promised if not BOOLEANS.search(kind) else kind == "bool" and not TRUTH.search(sentence)
+
+
+def test_docstrings_of_booleans_and_of_nothing_else_say_when_they_are_true():
+    misnamed_at = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "tests" not in path.parts and "build" not in path.parts:
+                for line, kind, sentence in typed_docstrings(ast.parse(path.read_text("utf-8"))):
+                    if misnamed(kind, sentence):
+                        misnamed_at[f"{path.relative_to(ROOT)}:{line}"] = sentence
+    assert misnamed_at == {}
+    assert misnamed("float", "True if prompts overlap.")
+    assert misnamed("bool", "Overlap of prompts.")
+    assert not misnamed("bool", "False after an interruption.")
 
 
 def test_the_rule_sees_what_it_is_for():

@@ -96,11 +96,11 @@ class Rate(NamedTuple):
     seconds: float
     backend: str
     serial: bool = False
-    """Under Metal, by a build that ran one operation after the other."""
+    """True if a build ran one operation after the other (Metal)."""
     flash: bool = True
     """True if attention is one kernel; llama-bench's default was that it is not."""
     tiled: bool = False
-    """Several rows of a mixture by a build that took a matrix kernel for them."""
+    """True if a build took a matrix kernel for several rows of a mixture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Number(Control):
     high: float = 0.0
     whole: bool = True
     live: bool = True
-    """Answer while the knob moves, not only when it is let go."""
+    """True if answers follow while the knob moves, not only when it is let go."""
     says: str = ""
 
     def default_in(self, served: ServedFolders) -> float | None:

@@ -147,7 +147,7 @@ def _most_of(path: tuple[Key, ...]) -> int | None:
 
 
 def _known_by_name(path: tuple[Key, ...], text: str) -> bool:
-    """Names with a slash that the catalogues know: Hugging Face repositories of models and draft heads."""
+    """True if catalogues know a name with a slash: a Hugging Face repository of a model or draft head."""
     known = text in published_head_names() or (readable_checkpoint(text) is not None and not Path(text).exists())
     return path[-1] == "model" and (known or text.lower() in architecture_aliases())
 

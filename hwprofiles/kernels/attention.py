@@ -212,7 +212,7 @@ def decode_time(
 def packs(
     xp: Functions, unpacked: UnpackedKernel, cores: float, shape: AttentionShape, seqs: Num, q_len: Num, kv_tokens: Num
 ) -> Num:
-    """True if a library runs a batch in its packed kernel, which serves a KV head's query heads together.
+    """Choice of the packed kernel, which serves a KV head's query heads together: a boolean for each batch.
 
     Absorbed MLA and multiple queries per sequence always do. Otherwise the kernel must support the head group, and
     its work items (sequences times KV heads times KV pieces) must fill ``least_fill`` of the cores.

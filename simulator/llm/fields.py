@@ -87,7 +87,7 @@ class Fields:
         return self._whole(key, self.values[key], low, high) if self.has(key) else default
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean, or ``default`` if the field is absent."""
+        """True if the field is true; ``default`` if it is absent."""
         value = self.get(key)
         if value is None:
             return default

@@ -138,7 +138,7 @@ def _other_parts(path: Path, header: Header) -> list[Path]:
 
 
 def _extra(tensor: TensorInfo, architecture: Architecture) -> bool:
-    """Tensors that are not weights of the model: rope factors, and the MTP layers after the model's layers."""
+    """True if a tensor is no weight of the model: rope factors, and the MTP layers after the model's layers."""
     layer = re.match(r"blk\.(\d+)\.", tensor.name)
     return tensor.name.startswith(("rope_", "mtp.")) or (layer is not None and int(layer[1]) >= architecture.num_layers)
 

@@ -51,7 +51,7 @@ class Family:
     """Facts of one model type; a ``Flag`` is read from the config, a bool is fixed in the model's code."""
 
     tied: bool = False
-    """``tie_word_embeddings`` where the config leaves it out."""
+    """True if embeddings are tied where the config has no ``tie_word_embeddings``."""
     head_dim: int | None = None
     """Default width of a head; None is hidden size over heads."""
     mla: bool = False

@@ -72,7 +72,7 @@ def layers_of(config: Config, mixers: Iterable[Mixer | None]) -> list[Layer]:
 
 
 def stated(fields: Fields, flag: Flag | bool) -> bool:
-    """A boolean fixed by the family, or read from the config."""
+    """True if a flag is set, by the family or by the config."""
     return flag if isinstance(flag, bool) else fields.flag(flag.key, flag.default)
 
 

@@ -135,12 +135,12 @@ class Attention(Mixer):
     output_bias: bool = False
     qk_norm: QkNorm | None = None
     sinks: bool = False
-    """One learned logit per head that joins the softmax without a key (gpt-oss)."""
+    """True if one learned logit per head joins the softmax without a key (gpt-oss)."""
     output_gate: Literal["element", "head"] | None = None
     """Sigmoid gate on the output, projected from the layer's input: one per element (Qwen3-Next, Kimi-K3), one per head
     (Step-3.5)."""
     shared_key_value: bool = False
-    """Values are the keys before norm and rotation, so there is no value projection; both are cached (Gemma 4)."""
+    """True if values are the keys before norm and rotation: no value projection, and both are cached (Gemma 4)."""
 
     label: ClassVar[str] = "attention"
 
@@ -318,7 +318,7 @@ class Layer:
     norms: int = 2
     """Norm vectors of the hidden size: 2 before mixer and feed-forward, 4 if their outputs are also normed."""
     norm_bias: bool = False
-    """LayerNorm with a bias, rather than RMSNorm."""
+    """True if norms are LayerNorm with a bias, rather than RMSNorm."""
     extra_tensors: tuple[Tensor, ...] = ()
     """Matrices outside mixer and feed-forward, such as the projection that starts an MTP layer."""
 

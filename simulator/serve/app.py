@@ -721,7 +721,7 @@ def _protocol() -> Any:
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """A client that has sent all that it will may still read its answer."""
+            """True if the answer goes on: a client that has sent all that it will may still read it."""
             cycle = self.cycle
             complete = cycle is None or cycle.response_complete or cycle.more_body
             self.half_closed = not complete and self.refusal is None

@@ -80,7 +80,7 @@ class EngineConfig(Section):
     """True if decode attention may split a sequence's KV cache over several work items (FlashDecoding). If off, there
     is one work item per sequence and KV head."""
     flash_attention: bool = True
-    """llama.cpp: whether attention keeps its scores on the chip; off (``--flash-attn off``), they go through memory."""
+    """True if llama.cpp keeps attention scores on the chip; ``--flash-attn off`` moves them through memory."""
     backend: Literal["rocm", "vulkan"] | None = None
     """llama.cpp: the back end that it was built for, where a card has two; default: between them."""
     kernel_correction: bool = CORRECTED

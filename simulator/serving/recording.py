@@ -118,7 +118,7 @@ class Recording:
         return self._recorded(self.sources[place][0], place, operands, source(*map(_value, operands)))
 
     def branch(self, condition: Known) -> bool:
-        """Record the path that the function takes, unless it follows from an earlier branch."""
+        """Record the truth of a condition, True or False, unless it follows from an earlier branch."""
         if condition.place in self._branched:
             return bool(condition.value)
         self._branched.add(condition.place)

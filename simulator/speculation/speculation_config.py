@@ -362,7 +362,7 @@ class AcceptanceConfig(Section):
     """With ``alpha`` or ``acceptance_length``: factor of the rate for each doubling of the position; default 1. From
     the first to the second, and from the second to the fourth."""
     extrapolate: bool = False
-    """Extend rates, a curve or a log beyond the last position by a fitted level and decay."""
+    """True if a fitted level and decay extend rates, a curve or a log beyond the last position."""
     other_ranks: list[Share] | None = None
     """Trees: share of the earlier candidates' misses that the candidate of rank 1, 2, ... catches. Default: Medusa's
     first head on Vicuna-7B."""

@@ -74,7 +74,7 @@ class Mode(NamedTuple):
     words: str
     """Option that chooses the mode, such as ``with --replay``."""
     applies: Callable[[Mapping[str, Any]], bool]
-    """True if it does, by the arguments of the call."""
+    """Predicate over the arguments of the call: the mode applies."""
     unused: tuple[str, ...]
 
 
@@ -96,7 +96,7 @@ class StudyCommand:
     switch_help: str = ""
     """Help of that option where it is a parameter of no study."""
     chosen: Callable[[Mapping[str, object], Any], bool] | None = None
-    """True if the options and the study file choose it, for one of several studies of a command."""
+    """Predicate over the options and the study file that chooses it, for one of several studies of a command."""
     words: str = ""
     """Option that chooses it, for the refusal of options that it lacks."""
     help: str = ""

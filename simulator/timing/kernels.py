@@ -68,7 +68,7 @@ class Call(NamedTuple):
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Num = False
-    """True if the kernel overlaps longer kernels on another stream, so that it adds only its minimum time."""
+    """Truth of an overlap with longer kernels on another stream: the kernel then adds only its minimum time."""
 
 
 class Kernel(NamedTuple):

@@ -74,7 +74,7 @@ class SlowestKernels(KernelLibrary):
         self._all = tuple(libraries)
 
     def one_pass(self, shape: Num) -> bool:
-        """See :class:`KernelLibrary`."""
+        """True if every chip serves prompts and single queries in one pass."""
         return all(one.one_pass(shape) for one in self._all)
 
 

@@ -183,7 +183,7 @@ class Transfers:
             journey.seen_s = now + (journey.seen_s - now)
 
     def _reserve(self, journey: _Journey) -> bool:
-        """Blocks at the decode replica and a time on the link, if there is room."""
+        """Reserve blocks at the decode replica and a time on the link; False if there is no room."""
         assert journey.endpoint is not None
         replica = self._replicas[journey.endpoint.index]
         incoming = replica.engine.again(journey.sequence)

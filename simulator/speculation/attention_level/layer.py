@@ -78,7 +78,7 @@ class LayerTimes:
 
 
 Outcome = bool | LayerTimes
-"""True if a layer passes with the whole batch; or its ``LayerTimes.rolled_back``, where some requests alone do."""
+"""Result of a layer: True if it passes with the whole batch; ``LayerTimes.rolled_back`` if only some requests do."""
 
 
 def hit_seconds(times: LayerTimes, reading: Reading) -> Seconds:
