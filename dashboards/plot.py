@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from forerun.result import StudyResult
-    from simulator.replay.result import Replay
+    from simulator.replay.replay_tables import Replay
     from simulator.running.run import RunResult
     from simulator.studies.compare.document import CompareResult
     from simulator.studies.plan.document import PlanResult

@@ -17,13 +17,13 @@ from forerun.tables import Table, number
 from simulator.replay.replay_tables import (
     METRIC_WORDS,
     READINGS,
+    Replay,
     cold_words,
     context_words,
     kernel_replay_tables,
     run_replay_tables,
     step_replay_tables,
 )
-from simulator.replay.result import Replay
 from simulator.running.metrics.files import StagedFiles
 
 REPLAY_FILE = "replay.json"

@@ -24,6 +24,8 @@ from simulator.cli.output import (
 )
 
 EXIT_GATE_FAILED = 1
+LARGE_RUN, MOST_TRIES = 1000, 64
+"""Requests of a run from which its causes are tried on several processes, and about how many tries there are."""
 
 
 def register(commands: Typer) -> None:
@@ -119,6 +121,9 @@ def requests(
     split: Annotated[str | None, _split_option("configurations")] = None,
     limit: Annotated[int | None, Option(min=1, help="At most so many runs, evenly chosen.")] = None,
     seed: Annotated[int, Option(min=0, help="Seed of the simulations.")] = 0,
+    explain: Annotated[
+        bool, Option("--explain", help="Rank causes of the gap of the run furthest off, and what would help it.")
+    ] = False,
     jobs: JobsOption = None,
     fail_above: Annotated[
         Texts,
@@ -141,11 +146,12 @@ def requests(
     with checked_outputs(out, json_file):
         base = load_scenario(scenario, set_values or [])
         runs = [run for file in files for run in read_runs(file, format)]
-        processes = min(jobs or cores(), len(runs))
+        large = explain and any((run.num_requests or 0) > LARGE_RUN for run in runs)
+        processes = min(jobs or cores(), len(runs) if not large else MOST_TRIES)
         with Workers(processes if processes > 1 else 0) as workers, Progress(True, "runs") as bar:
             start = workers.start if processes > 1 else None
             report = replay_requests(
-                runs, base, files, held_out, where or [], limit, seed, start=start, progress=bar.update
+                runs, base, files, held_out, where or [], limit, seed, explain, start=start, progress=bar.update
             )
         show(report, json_file, out, full=full)
     return _gate(exceeded(limits, report.gated))

@@ -43,8 +43,7 @@ from simulator.replay.fit import (
 )
 from simulator.replay.kernels import check_devices
 from simulator.replay.predict import REGIMES, predict_table
-from simulator.replay.replay_tables import calibration_tables
-from simulator.replay.result import Replay
+from simulator.replay.replay_tables import Replay, calibration_tables
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
 from traces.kernels import KernelFiles, KernelTable, as_table

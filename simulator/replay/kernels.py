@@ -18,8 +18,7 @@ from hwprofiles import BASES, Chip, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.predict import REGIMES, Prediction, predict_table
-from simulator.replay.replay_tables import cold_words, kernel_replay_tables
-from simulator.replay.result import Replay
+from simulator.replay.replay_tables import Replay, cold_words, kernel_replay_tables
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows

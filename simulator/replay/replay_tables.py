@@ -1,11 +1,12 @@
-"""Replays and calibrations as tables, for the terminal, pages and reports."""
+"""Result of a replay, and replays and calibrations as tables for commands, pages and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forerun.document import Json
+from forerun.result import Result, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, duration, faint, number
 
 Document = Json
@@ -94,7 +95,7 @@ def kernel_replay_tables(document: Document) -> list[Table]:
     ]
 
 
-def _metric_title(metric: str) -> tuple[str, str]:
+def metric_title(metric: str) -> tuple[str, str]:
     """Title and unit of any metric of a benchmark result, such as ``p99_ttft_ms``: p99 TTFT in ms."""
     if metric in METRIC_WORDS or metric in OTHER_WORDS:
         return (METRIC_WORDS | OTHER_WORDS)[metric]
@@ -106,12 +107,12 @@ def run_replay_tables(document: Document) -> list[Table]:
     """A replay of benchmark results: errors by metric, worst runs, every run, runs that are not simulated."""
     scores = []
     for score in document["scores"]:
-        row = [_metric_title(score["metric"])[0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
+        row = [metric_title(score["metric"])[0], score["group"], score["n"], *_errors(score, "coverage", "coverage90")]
         scores.append(row if score["group"] == "all" else faint(row))
     worst: list[list[Value]] = []
     for run in document["worst"]:
         metric = run["metric"]
-        title, unit = _metric_title(metric)
+        title, unit = metric_title(metric)
         values = [f"{number(run[key].get(metric))} {unit}" for key in ("measured", "predicted")]
         worst.append([run["name"], title, _signed(run["error"][metric]), *values, run_load(run)])
     shown = [metric for metric in METRIC_WORDS if any(metric in run["error"] for run in document["runs"])]
@@ -119,7 +120,7 @@ def run_replay_tables(document: Document) -> list[Table]:
         shown += [metric for metric in document["runs"][0]["error"] if metric not in METRIC_WORDS]
     columns = ["run", "load", "engine"]
     for metric in shown:
-        title, unit = _metric_title(metric)
+        title, unit = metric_title(metric)
         columns += [f"{title.removeprefix('Mean ')} ({unit})", "predicted", "error (%)"]
     runs = []
     for run in document["runs"]:
@@ -239,3 +240,34 @@ def _predicted(run: Document, metric: str) -> Value:
 
 def _lengths(tokens: Any) -> str:
     return ABSENT if tokens is None else "-".join(map(str, tokens)) if isinstance(tokens, list) else str(tokens)
+
+
+class Replay(Result):
+    """Predictions against measurements. A subclass defines ``document`` and ``tables()``."""
+
+    kind = "replay"
+    report = "dashboards.replay_report"
+
+    @property
+    def title(self) -> str:
+        """Title that names the replayed measurements."""
+        return replay_heading(self.document)[0]
+
+    @property
+    def facts(self) -> str:
+        """Number of replayed measurements, and evidence basis of the predictions."""
+        return replay_heading(self.document)[1]
+
+    @property
+    def summary(self) -> Summary:
+        """Overall errors, in percent, and the number of rows behind them."""
+        overall = self.document["overall"]
+        return Summary({"rows": overall["n"], **{key: overall[key] for key in (*ERRORS, "coverage90")}})
+
+    def records(self) -> list[dict[str, Any]]:
+        """A row per group with its errors in percent."""
+        return [dict(group) for group in self.document["groups"]]
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        return ()

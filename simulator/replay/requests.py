@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from forerun.document import Json
+from forerun.document import Json, plain_json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.result import Summary
 from forerun.tables import Table
 from hwprofiles import ProfileError, chip_name, weakest
 from simulator.llm.load import catalogue_model
-from simulator.replay.replay_tables import ERRORS, run_replay_tables
+from simulator.replay.explain import Explanation, Start, explanation_of
+from simulator.replay.replay_tables import ERRORS, Replay, run_replay_tables
 from simulator.replay.rerun import framework_name, rerun
-from simulator.replay.result import Replay
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, as_scenario
@@ -104,9 +105,6 @@ _FACTS = ("name", "model", "chip", "framework", "tensor_parallel", "max_concurre
           "input_tokens", "output_tokens", "num_requests", "weights_dtype", "speculation", "process",
           "framework_version", "pipeline_parallel", "expert_parallel")  # fmt: skip
 
-Start = Callable[..., Callable[[], Any]]
-"""Starts a function on a worker and returns a callable that gives its result."""
-
 
 class RunScore(NamedTuple):
     """Errors of one metric over ``n`` of the ``of`` runs that measured it, in percent of the measurement."""
@@ -155,6 +153,8 @@ class RequestReplay(Replay):
     split: Split | None
     seed: int
     scenario: Scenario
+    explanation: Explanation | None = None
+    """Why the run furthest off differs from its prediction, where ``explain`` requests it."""
 
     @cached_property
     def document(self) -> Json:
@@ -186,7 +186,14 @@ class RequestReplay(Replay):
             "scenario": scenario_document(self.scenario),
             "seed": self.seed,
             "version": VERSION,
+            **({} if self.explanation is None else {"explanation": plain_json(self.explanation)}),
         }
+
+    @property
+    def title(self) -> str:
+        """Source of the measurements; with an explanation, the verdict on the run furthest off in front."""
+        title = super().title
+        return title if self.explanation is None else f"{self.explanation.verdict}\n{title}"
 
     @property
     def summary(self) -> Summary:
@@ -204,8 +211,9 @@ class RequestReplay(Replay):
         return [*words[:SHOWN_REMARKS], *([f"{hidden} more remarks on single runs (--json)"] if hidden > 0 else [])]
 
     def tables(self) -> list[Table]:
-        """Errors by metric, worst runs, every run, runs that are not simulated."""
-        return run_replay_tables(self.document)
+        """Causes where they were requested, errors by metric, worst runs, every run, runs that are not simulated."""
+        causes = [] if self.explanation is None else self.explanation.tables()
+        return [*causes, *run_replay_tables(self.document)]
 
     def records(self) -> list[Json]:
         """A row per measured run that was served again."""
@@ -228,6 +236,7 @@ def replay_requests(
     where: Sequence[str] = (),
     limit: int | None = None,
     seed: int = 0,
+    explain: bool = False,
     start: Start | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RequestReplay:
@@ -241,6 +250,7 @@ def replay_requests(
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
         limit: maximum number of runs to simulate, evenly chosen.
         seed: seed of the simulations.
+        explain: look for causes of the error of the run furthest off, and for changes that would help it.
         start: runs work on other processes; None = here.
         progress: called with (done, total).
 
@@ -277,9 +287,15 @@ def replay_requests(
     if all(outcome.skipped is not None for outcome in outcomes):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common(5)) or "there is none"
         raise ForerunError(f"no measured run can be simulated ({reasons})")
-    return RequestReplay(
+    replay = RequestReplay(
         tuple(sources), tuple(outcomes), tuple(run_scores(outcomes)), dict(skipped.most_common()), split, seed, base
     )
+    if not explain:
+        return replay
+    furthest = next((outcome.run for _, outcome in worst_runs(replay)), None)
+    if furthest is None:
+        raise ForerunError("--explain judges mean TTFT, TPOT or throughput, and no run states one of them")
+    return dataclasses.replace(replay, explanation=explanation_of(furthest, base, seed, start))
 
 
 def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:

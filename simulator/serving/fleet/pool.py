@@ -155,7 +155,8 @@ class ReplicaBuilder:
         classes = len(np.atleast_2d(pool.sampler.rates))
         if rule.confidence == "calibrated" and classes != len(rule.worth):
             raise ValueError(f"the rule knows {len(rule.worth)} classes of drafts, {classes} are drawn")
-        budget: Budget = self.engine.Budget(rule, self._draws, pool.limits.max_num_seqs * pool.limits.query_len)
+        most = min(pool.limits.max_num_seqs, len(self.log.stream)) * pool.limits.query_len
+        budget: Budget = self.engine.Budget(rule, self._draws, most)
         return budget
 
     def _make_scheduler(self, index: int) -> Scheduler:
