@@ -10,7 +10,8 @@ from dashboards.recorded_errors import ErrorRow
 from forerun.errors import ForerunError
 from hwprofiles import weakest
 from simulator.llm.load import catalogue_model
-from simulator.replay.requests import RequestReplay, Start, replay_requests
+from simulator.replay.explain import Start
+from simulator.replay.requests import RequestReplay, replay_requests
 from simulator.replay.rerun import framework_name, framework_of_version
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, scenario_from
