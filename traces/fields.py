@@ -90,9 +90,14 @@ def list_at(holder: object, path: str) -> list[object]:
     return value if isinstance(value, list) else []
 
 
+def objects_of(value: object) -> list[Record]:
+    """Objects in a list; entries of another kind are left out, and a value of another kind has none."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
 def objects_at(holder: object, path: str) -> list[Record]:
     """Objects in the list under a dotted path; entries of another kind are left out."""
-    return [one for one in list_at(holder, path) if isinstance(one, Mapping)]
+    return objects_of(value_at(holder, path))
 
 
 def number_of(value: object) -> int | float | None:

@@ -178,6 +178,13 @@ def first_text(path: Path) -> str:
     return start.decode(encoding, errors="replace")
 
 
+def first_line(path: Path) -> str:
+    """The first line, up to ``MAX_LINE_BYTES``, undecodable bytes replaced."""
+    with open_bytes(path) as stream:
+        line = stream.readline(MAX_LINE_BYTES)
+    return line.decode(_encoding(line), errors="replace")
+
+
 def read_text(path: Path) -> str:
     """The text of a file, whole; raises TraceError where it cannot be read, is no text or is too large."""
     data = unpacked_bytes(path)

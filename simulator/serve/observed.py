@@ -15,7 +15,7 @@ import numpy as np
 from forerun.document import Json
 from forerun.errors import ArgumentError, ForerunError, install_hint
 from forerun.yaml_files import packaged
-from traces.requests.agents import outer_note, requests_of, spans_of
+from traces.requests.calls import TracedSpan, outer_note, requests_of, spans_of
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
@@ -298,7 +298,7 @@ def _range_query(data: Mapping[str, Any], place: str) -> Observed:
     return between(first, last, place, max(times) - min(times))
 
 
-def _of_spans(spans: Sequence[Mapping[str, Any]], place: str) -> Observed:
+def _of_spans(spans: Sequence[TracedSpan], place: str) -> Observed:
     rows, outer = requests_of(spans)
     if len(rows) < 2:
         raise ForerunError(f"{place}: no spans of requests with gen_ai.usage attributes in it")

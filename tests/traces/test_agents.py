@@ -234,3 +234,103 @@ def test_nested_spans_are_one_request(tmp_path, spans, form):
     assert (int(table.input_tokens.sum()), int(table.output_tokens.sum())) == (20, 3)
     usage = {span["spanId"] for span in spans if len(span["attributes"]) > 1}
     assert any("innermost" in note for note in table.notes) == (len(table) < len(usage))
+
+
+JAEGER_TAGS = [
+    {"key": "gen_ai.usage.prompt_tokens", "value": 20},
+    {"key": "gen_ai.usage.completion_tokens", "value": 3},
+]
+TIMES = {"startTime": "2026-08-01T12:00:00Z", "endTime": "2026-08-01T12:00:02Z"}
+LANGFUSE = TIMES | {"id": "b", "traceId": "t", "type": "GENERATION", "parentObservationId": "a"}
+LANGFUSE |= {"completionStartTime": "2026-08-01T12:00:00.5Z"}
+SDK = {"name": "chat", "context": {"trace_id": "t", "span_id": "b"}, "parent_id": "a"}
+SDK |= {"start_time": TIMES["startTime"], "end_time": TIMES["endTime"]}
+SDK |= {"attributes": {"llm": {"token_count": {"prompt": 20, "completion": 3}}}}
+JAEGER_TIMES = {"startTime": 1784000000000000, "duration": 2000000, "tags": JAEGER_TAGS}
+OTHER_TRACERS = {
+    "tempo": {"batches": otlp(nested("b", "a", "chat", (20, 3)))["resourceSpans"]},
+    "jaeger": {"data": [{"traceID": "t", "spans": [
+        {"traceID": "t", "spanID": one, "references": [{"refType": "CHILD_OF", "spanID": parent}] if parent else [],
+         **JAEGER_TIMES} for one, parent in (("a", ""), ("b", "a"))
+    ]}]},
+    "an SDK, one document after the other": SDK,
+    "flat columns": {"context.trace_id": "t", "context.span_id": "b", "start_time": 1784000000000,
+                     "end_time": 1784000002000, "attributes.llm.token_count.prompt": 20,
+                     "attributes.llm.token_count.completion": 3},
+    "langfuse": {"data": [LANGFUSE | {"usage": {"input": 20, "output": 3, "total": 23}}, LANGFUSE | {
+        "id": "a", "type": "SPAN", "parentObservationId": None, "usageDetails": {}}]},
+    "langfuse with kinds of tokens": {"id": "t", "observations": [LANGFUSE | {"usageDetails": {
+        "input": 15, "input_cached_tokens": 5, "output": 1, "output_reasoning_tokens": 2, "total": 23}}]},
+    "langfuse with kinds within": LANGFUSE | {
+        "usageDetails": {"input": 20, "cache_read_input_tokens": 5, "output": 3, "total": 23}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_TRACERS)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_spans_of_every_tracer(tmp_path, name, indent):
+    document = OTHER_TRACERS[name]
+    copies = [document, {**document, "x": 1}] if "after" in name else [document]
+    file = tmp_path / "spans.json"
+    file.write_text("\n".join(json.dumps(one, indent=indent) for one in copies))
+    table = read_requests(file)
+    assert (table.format, table.input_tokens.tolist(), table.output_tokens.tolist()) == ("otel", [20], [3])
+    if name != "tempo":
+        assert table.measured_e2e_s.tolist() == pytest.approx([2.0])
+    if "langfuse" in name:
+        assert table.measured_ttft_s.tolist() == pytest.approx([0.5])
+
+
+def test_nested_spans_in_two_files_count_once(tmp_path):
+    for name, one in (("client", nested("a", "", "chat", (20, 3))), ("server", nested("b", "a", "llm", (20, 3)))):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(otlp(one)))
+    assert read_requests(tmp_path).input_tokens.tolist() == [20]
+
+
+def entry(second: int, kind: str, number: int, usage: dict | None = None, message: str = "") -> dict:
+    """A line of Claude Code's session file, its parent the one before."""
+    stamp = f"2026-08-02T10:00:{second:02d}.000Z"
+    body = {"role": kind} | ({"id": message, "usage": usage} if usage else {})
+    own = {"type": kind, "sessionId": "s", "uuid": f"u{number}", "parentUuid": f"u{number - 1}"}
+    return own | {"timestamp": stamp, "message": body}
+
+
+def test_sessions_of_coding_agents(tmp_path):
+    """Lines of one answer count once, with its last usage; cached tokens are those of the request before."""
+    first = {"input_tokens": 4, "cache_creation_input_tokens": 636, "cache_read_input_tokens": 640, "output_tokens": 1}
+    second = {"input_tokens": 64, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 1280, "output_tokens": 9}
+    lines = [
+        {"type": "summary", "summary": "x"}, entry(0, "user", 0), entry(2, "assistant", 1, first, "m1"),
+        entry(3, "assistant", 2, first | {"output_tokens": 30}, "m1"), entry(5, "user", 3),
+        entry(9, "assistant", 4, second, "m2"),
+        entry(9, "assistant", 5, {"input_tokens": 0, "output_tokens": 0}, "none"),
+    ]  # fmt: skip
+    table = read_requests(written(tmp_path, *lines, name="s.jsonl"))
+    assert (table.format, table.input_tokens.tolist(), table.output_tokens.tolist()) == (
+        "coding-agent",
+        [1280, 1344],
+        [30, 9],
+    )
+    assert (table.arrival_s.tolist(), table.measured_e2e_s.tolist()) == ([0, 5], [3, 4])
+    assert waits(table) == {1: {0}}
+    before, after = table.prefix_hashes.of(0).tolist(), table.prefix_hashes.of(1).tolist()
+    assert after[:20] == before
+    assert after[20] not in before
+
+
+def test_rollouts_of_codex_repeat_their_counts(tmp_path):
+    def line(second, kind, **payload):
+        return {"timestamp": f"2026-08-02T10:00:{second:02d}Z", "type": kind, "payload": payload}
+
+    lines = [line(0, "session_meta", id="s"), line(1, "event_msg", type="user_message")]
+    for turn in (0, 1):
+        usage = {"input_tokens": 1000 + turn, "cached_input_tokens": 900 * turn, "output_tokens": 10}
+        counted = {
+            "type": "token_count",
+            "info": {"total_token_usage": {"total_tokens": turn}, "last_token_usage": usage},
+        }
+        answer = line(5 + 10 * turn, "event_msg", **counted)
+        lines += [answer, answer, line(8 + 10 * turn, "response_item", type="function_call_output")]
+    table = read_requests(written(tmp_path, *lines, name="rollout.jsonl"))
+    assert table.input_tokens.tolist() == [1000, 1001]
+    assert (table.arrival_s.tolist(), table.measured_e2e_s.tolist()) == ([0, 7], [4, 7])

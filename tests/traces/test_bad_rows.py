@@ -113,7 +113,7 @@ def test_the_first_bad_row_is_reported_whatever_its_kind(tmp_path):
         (b"0,10,2\n1,20,3\n", "looks like data; a header line"),
         (b"arrival_s,input_tokens,output_tokens,input_tokens\n0,1,2,3\n", "column 'input_tokens' appears 2 times"),
         (HEADER.encode() + b"0,10,2\n1,\xe9,3\n", r":3: byte 0xe9 is not UTF-8"),
-        (b"{\n\n  [", "neither JSON lines nor a JSON trace"),
+        (b"{\n\n  [", "not valid JSON"),
         (b"[1, 2]", "without any object"),
         (b'[{"a": 1}', "not valid JSON"),
         (b'{"a": 1}\n', r"no trace format fits; keys seen: 'a'"),

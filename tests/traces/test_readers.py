@@ -519,7 +519,8 @@ USAGE = "start_time,end_time,model,num_model_requests,input_tokens,output_tokens
     ("text", "what", "way"),
     [
         (USAGE + "1784000000,1784003600,m,120,98000,21000\n1784000000,1784003600,n,80,2000,1000\n",
-         "'num_model_requests' counts '120' requests", "request_rate: 0.0556, input_tokens: 500, output_tokens: 110"),
+         "'num_model_requests' counts '120' requests",
+         "arrivals: {request_rate: 0.0556}, input_tokens: 500, output_tokens: 110"),
         ("day,prompt_tokens,completion_tokens,api_requests\n2026-07-01,1000,200,1\n2026-07-02,1000,200,9\n",
          "'api_requests' counts '1' requests", "input_tokens: 200, output_tokens: 40"),
         ("month,input_tokens,output_tokens\n2026-07,1000,200\n", "'month' has dates without a time", "arrivals"),
@@ -537,6 +538,136 @@ def test_sums_over_requests_are_no_requests(tmp_path, text, what, way):
             read_requests(file, columns=columns)
         assert what in str(refused.value)
         assert way in str(refused.value)
+
+
+def test_counts_by_the_hour_are_refused_with_their_rate_over_time(tmp_path):
+    """Buckets of OpenAI's usage API hold their results one level deeper; the profile is ``arrivals.profile``."""
+    buckets = [
+        {"start_time": 1784000000 + 3600 * hour, "end_time": 1784003600 + 3600 * hour,
+         "results": [{"input_tokens": 1000, "output_tokens": 50, "num_model_requests": requests}]}
+        for hour, requests in enumerate((10, 20, 30))
+    ]  # fmt: skip
+    with pytest.raises(TraceError, match="sums over many requests") as refused:
+        read_requests(written(tmp_path, json.dumps({"object": "page", "data": buckets}, indent=1)))
+    profile = "profile: [[0, 0.5], [1800, 0.5], [5400, 1], [9000, 1.5], [10800, 1.5]]"
+    assert f"arrivals: {{request_rate: 0.00556, {profile}}}, input_tokens: 50" in str(refused.value)
+
+
+SPEND = {"startTime": "2026-08-01T12:00:0{}.000Z", "endTime": "2026-08-01T12:00:0{}.500Z", "spend": 0.1,
+         "completionStartTime": "2026-08-01T12:00:0{}.250Z"}  # fmt: skip
+
+
+def test_spend_logs_of_a_proxy_have_both_latencies_and_no_other_calls(tmp_path):
+    rows = [
+        {name: value.format(second) if isinstance(value, str) else value for name, value in SPEND.items()}
+        | {"prompt_tokens": 800, "completion_tokens": tokens, "call_type": kind, "status": status, "session_id": "s"}
+        for second, (tokens, kind, status) in enumerate(
+            [(9, "acompletion", "success"), (0, "aembedding", "success"), (0, "acompletion", "failure"), (7, "", None)]
+        )
+    ]
+    for text in (json.dumps({"data": rows}, indent=1), json.dumps({"data": rows}), "\n".join(map(json.dumps, rows))):
+        table = read_requests(written(tmp_path, text))
+        assert (table.format, table.output_tokens.tolist()) == ("litellm", [9, 7])
+        assert dict(table.skipped) == {"failed request": 1, "call of another kind": 1}
+        assert (table.measured_ttft_s.tolist(), table.measured_e2e_s.tolist()) == ([0.25, 0.25], [0.5, 0.5])
+    hourly = [row | {"api_requests": 40, "completion_tokens": 9} for row in rows]
+    with pytest.raises(TraceError, match="'api_requests' counts 40 requests"):
+        read_requests(written(tmp_path, json.dumps({"data": hourly})))
+
+
+def batch_line(number: int, tokens: int | None) -> dict:
+    usage = {"prompt_tokens": 10 + number, "completion_tokens": tokens}
+    body = {"created": 1784000000 + number, "usage": usage} if tokens else {}
+    response = {"status_code": 200 if tokens else 400, "body": body}
+    return {"custom_id": f"c{number}", "response": response, "error": None if tokens else {"message": "no"}}
+
+
+def test_output_of_a_batch_without_its_failures(tmp_path):
+    lines = "\n".join(json.dumps(batch_line(number, tokens)) for number, tokens in enumerate((3, None, 5)))
+    table = read_requests(written(tmp_path, "\ufeff" + lines))
+    assert (table.format, table.input_tokens.tolist(), table.output_tokens.tolist()) == (
+        "openai-batch",
+        [10, 12],
+        [3, 5],
+    )
+    assert dict(table.skipped) == {"failed request": 1}
+
+
+def test_usage_inside_objects_counts_cached_tokens_that_stand_beside(tmp_path):
+    usage = {"input_tokens": 4, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 200, "output_tokens": 3}
+    rows = [{"ts": 1784000000 + second, "answer": {"usage": usage}} for second in (0, 2)]
+    table = read_requests(written(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert (table.input_tokens.tolist(), table.arrival_s.tolist()) == ([1204, 1204], [0.0, 2.0])
+    assert any("read inside: ts, answer.usage.input_tokens" in note for note in table.notes)
+
+
+def test_turns_with_a_delay_wait_for_the_turn_before(tmp_path):
+    """Mooncake's sessions: milliseconds after the end of the last turn instead of a time."""
+    rows = [
+        ("a", 500, 0, None),
+        ("a", 200, None, 5000),
+        ("b", 900, 700, None),
+        ("b", 300, None, 2000),
+        ("a", 9, None, 1),
+    ]
+    keys = ("session_id", "input_length", "timestamp", "delay")
+    lines = [{k: v for k, v in zip(keys, row, strict=True) if v is not None} | {"output_length": 5} for row in rows]
+    table = read_requests(written(tmp_path, "\n".join(map(json.dumps, lines))))
+    assert table.input_tokens.tolist() == [500, 900, 300, 200, 9]
+    assert table.follows.tolist() == [[1, 2], [0, 3], [3, 4]]
+    assert table.think_time_s[[3, 2, 4]].tolist() == [5.0, 2.0, 0.001]
+
+
+FINISH = (
+    "[2026-08-02 23:42:1{0}] Finish: obj=GenerateReqInput(rid='r{0}'), out={{'text': \"'prompt_tokens': 7\", "
+    "'meta_info': {{'id': 'r{0}', 'prompt_tokens': 20{0}, 'completion_tokens': 9, 'cached_tokens': 12, "
+    "'e2e_latency': 1.5}}}}"
+)
+RECEIVED = (
+    "(APIServer pid=1) INFO 11-07 04:35:2{} [logger.py:39] Received request chatcmpl-{}: prompt: 'a, b', params: "
+)
+GENERATED = "(APIServer pid=1) INFO 11-07 04:35:2{} [logger.py:71] Generated response chatcmpl-{}{}: output: 'x', "
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_request_lines_of_servers(tmp_path, ends):
+    noise = ["INFO 11-07 04:35:20 [api_server.py:1] starting, with input and output", "[2026-08-02 23:42:10] ready"]
+    health = FINISH.format(9).replace("'r9'", "'HEALTH_CHECK_1'")
+    table = read_requests(written(tmp_path, ends.join([*noise[1:], *map(FINISH.format, (1, 3)), health])))
+    assert (table.format, table.input_tokens.tolist(), table.output_tokens.tolist()) == (
+        "server-log",
+        [201, 203],
+        [9, 9],
+    )
+    assert (table.arrival_s.tolist(), table.measured_e2e_s.tolist()) == ([0.0, 2.0], [1.5, 1.5])
+    assert any("6% of prompt tokens were cached" in note for note in table.notes)
+    vllm = [
+        *noise[:1] * 3,
+        RECEIVED.format(1, "a1") + "SamplingParams(n=1), prompt_token_ids: [1, 2, 3], lora_request: None.",
+        RECEIVED.format(2, "b2") + "SamplingParams(n=1), prompt_token_ids: [1, 2], lora_request: None.",
+        RECEIVED.format(2, "c3") + "SamplingParams(n=1), prompt_token_ids: None", "INFO Added request chatcmpl-a1.",
+        GENERATED.format(3, "b2", "") + "output_token_ids: [1, 2, 3, 4], finish_reason: stop",
+        GENERATED.format(2, "a1", " (streaming delta)") + "output_token_ids: [1], finish_reason: None",
+        GENERATED.format(4, "a1", " (streaming delta)") + "output_token_ids: [2], finish_reason: stop",
+    ]  # fmt: skip
+    table = read_requests(written(tmp_path, ends.join(vllm)))
+    assert (table.input_tokens.tolist(), table.output_tokens.tolist()) == ([3, 2], [2, 4])
+    assert table.measured_e2e_s.tolist() == [3.0, 1.0]
+    assert any("1 requests without token counts left out" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['INFO: 10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK', RECEIVED.format(1, "a1") + "max_tokens=9)"],
+)
+def test_request_lines_without_counts_say_how_to_log_them(tmp_path, line):
+    with pytest.raises(TraceError, match=r"2 lines of requests tell no token counts.*--enable-log-outputs.*SGLang"):
+        read_requests(written(tmp_path, f"starting\n{line}\n{line}\n"))
+
+
+def test_the_nearest_format_is_named_with_what_it_lacks(tmp_path):
+    with pytest.raises(TraceError, match="nearest is burstgpt, which lacks Response tokens"):
+        read_requests(written(tmp_path, "Timestamp,Request tokens,Model\n1,2,a\n"))
 
 
 @pytest.mark.parametrize(

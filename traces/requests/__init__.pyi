@@ -3,10 +3,10 @@ from traces.requests.fit import LengthFit as LengthFit
 from traces.requests.fit import WorkloadFit as WorkloadFit
 from traces.requests.fit import fit_lengths as fit_lengths
 from traces.requests.layout import Options as Options
-from traces.requests.prefix import PrefixStatistics as PrefixStatistics
 from traces.requests.read import iter_requests as iter_requests
 from traces.requests.read import read_requests as read_requests
 from traces.requests.statistics import ArrivalStatistics as ArrivalStatistics
+from traces.requests.statistics import PrefixStatistics as PrefixStatistics
 from traces.requests.statistics import RequestStatistics as RequestStatistics
 from traces.requests.statistics import TokenStatistics as TokenStatistics
 from traces.requests.statistics import describe_requests as describe_requests

@@ -1,4 +1,4 @@
-"""Formats of agents, whose requests wait for each other: kv-cache-tester's sessions, AIPerf's DAG files, OTel spans.
+"""Formats of agents, whose requests wait for each other: kv-cache-tester's sessions and AIPerf's DAG files.
 
 Each row lists the rows that it waits for. AIPerf's files state these; in recordings, a request waits for requests that
 ended before it began.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil
@@ -32,17 +31,6 @@ DAG_BLOCK_TOKENS = 16
 MOST_REQUESTS = 100_000
 MOST_TOKENS = 10**7
 """Maximum tokens of a request whose blocks are hashed here."""
-SPAN_KEYS = {
-    "prompt": ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
-    "output": ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
-    "ttft": ("gen_ai.latency.time_to_first_token", "gen_ai.server.time_to_first_token"),
-    "e2el": ("gen_ai.latency.e2e", "gen_ai.server.request.duration"),
-    "prefill": ("gen_ai.latency.time_in_model_prefill",),
-}
-"""Attributes of a request's span: vLLM's (vllm/tracing.py, v0.11) and OpenTelemetry's GenAI conventions."""
-SIDES = ("prompt", "output")
-AGENT_OPERATIONS = ("invoke_agent", "create_agent", "invoke_workflow")
-"""Operations whose token usage is the sum of the calls inside."""
 
 
 def interval_order(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -309,129 +297,3 @@ def dag_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     if conversations and not dag.records:
         raise TraceError(f"{path}: every session is called by another; at least one must be top-level")
     yield from record_chunks(path, dag.records, where="request {}")
-
-
-def spans_of(document: object) -> Iterator[Record]:
-    """Spans of an OTLP JSON document, or of a list of them."""
-    for export in document if isinstance(document, list) else [document]:
-        for resource in objects_at(export, "resourceSpans"):
-            for scope in (*objects_at(resource, "scopeSpans"), *objects_at(resource, "instrumentationLibrarySpans")):
-                yield from objects_at(scope, "spans")
-
-
-def requests_of(spans: Iterable[Record]) -> tuple[Records, int]:
-    """Requests of spans in order of start, and the number of spans that repeat other spans' usage. Of nested spans with
-    usage only the innermost are requests: a client's span repeats its server's, and an agent's or chain's span has the
-    sum of its calls. Calls inside a tool's span are the tool's own. A span exported twice counts once.
-    """
-    by_id: dict[object, Record] = {}
-    for number, span in enumerate(spans):
-        by_id.setdefault((span.get("traceId"), span["spanId"]) if span.get("spanId") else number, span)
-    rows = {key: row for key, span in by_id.items() if (row := request_of(span)) is not None}
-    outer: set[object] = set()
-    cut: dict[object, list[object]] = {}
-    for first in rows:
-        key, span, seen, in_tool = first, by_id[first], {first}, False
-        while (key := (span.get("traceId"), span.get("parentSpanId"))) in by_id and key not in seen:
-            seen.add(key)
-            span = by_id[key]
-            operation = _operation(span)
-            in_tool |= operation == "execute_tool"
-            if not in_tool or operation in AGENT_OPERATIONS:
-                outer.add(key)
-        trace, parent = span.get("traceId"), span.get("parentSpanId")
-        if trace and str(parent or "").strip("0") and (trace, parent) not in by_id:
-            cut.setdefault(trace, []).append(first)
-    for key in sorted(rows.keys() - outer, key=lambda one: rows[one]["e2el"]) if cut else ():
-        span = by_id[key]
-        agent = _operation(span) in AGENT_OPERATIONS
-        if not agent and str(span.get("parentSpanId") or "").strip("0"):
-            continue
-        began, ended = _interval(span)
-        inside = [one for one in cut.get(span.get("traceId"), ()) if one != key and one not in outer]
-        inside = [one for one in inside if began <= _interval(by_id[one])[0] and _interval(by_id[one])[1] <= ended]
-        sums = [sum(rows[one][side] for one in inside) for side in SIDES]
-        if inside and (agent or all(rows[key][side] >= most for side, most in zip(SIDES, sums, strict=True))):
-            outer.add(key)
-    inner = sorted((row for key, row in rows.items() if key not in outer), key=lambda row: row["began"])
-    return inner, len(outer & rows.keys())
-
-
-def outer_note(count: int) -> str:
-    """Remark on spans that ``requests_of`` left out."""
-    return (
-        f"{count} spans around others (by parent; where that is not in the file, by time and usage) with usage left "
-        f"out: of nested spans the innermost are requests"
-    )
-
-
-def _interval(span: Record) -> tuple[int, int]:
-    """Begin and end of a request's span, nanoseconds."""
-    began, ended = (
-        int(time if isinstance(time, int | float) else str(time))
-        for time in (span["startTimeUnixNano"], span.get("endTimeUnixNano", span["startTimeUnixNano"]))
-    )
-    return began, ended
-
-
-def _operation(span: Record) -> str:
-    """Operation of a span by OpenTelemetry's conventions: its attribute, or the first word of its name."""
-    named = [one for one in objects_at(span, "attributes") if one.get("key") == "gen_ai.operation.name"]
-    stated = value_at(named[0], "value.stringValue") if named else None
-    return str(stated or span.get("name", "")).partition(" ")[0]
-
-
-def request_of(span: Record) -> dict[str, Any] | None:
-    """Request of a span by the keys of ``SPAN_KEYS``, with when it ``began`` (seconds) and its ``trace``.
-
-    None if the span is no request's.
-    """
-    values = {str(one.get("key")): _value(one) for one in objects_at(span, "attributes")}
-    request: dict[str, Any] = {
-        name: next((values[key] for key in keys if values.get(key) is not None), None)
-        for name, keys in SPAN_KEYS.items()
-    }
-    try:
-        began, ended = _interval(span)
-        lasted_s = (ended - began) * 1e-9
-    except (KeyError, TypeError, ValueError):
-        return None
-    if not request["prompt"] or not request["output"]:
-        return None
-    e2el = lasted_s if request["e2el"] is None else request["e2el"]
-    return request | {"began": began * 1e-9, "e2el": e2el, "trace": span.get("traceId")}
-
-
-def _value(attribute: Record) -> float | None:
-    """Number that an attribute holds."""
-    number = value_at(attribute, "value.intValue")
-    if number is None:
-        number = value_at(attribute, "value.doubleValue")
-    with suppress(ValueError):
-        return float(str(number))
-    return None
-
-
-def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
-    """Requests of OTLP spans; requests of one trace depend on each other by ``interval_order``."""
-    text = read_text(path)
-    try:
-        documents = [json.loads(text)]
-    except (ValueError, RecursionError):
-        lines = enumerate(text.splitlines(), start=1)
-        documents = [json_value(line, f"{path}:{number}") for number, line in lines if line.strip()]
-    spans = [span for document in documents for span in spans_of(document)]
-    records, outer = requests_of(spans)
-    if not records:
-        raise TraceError(f"{path}: no spans of requests with gen_ai.usage attributes in it")
-    by_trace: dict[object, list[int]] = {}
-    origin = records[0]["began"]
-    for number, record in enumerate(records):
-        record |= {"began": record["began"] - origin, "request": number, "after": []}
-        if record["trace"]:
-            by_trace.setdefault(record["trace"], []).append(number)
-    for members in by_trace.values():
-        spans_s = [(records[one]["began"], records[one]["began"] + records[one]["e2el"]) for one in members]
-        for number, ended in zip(members, interval_order(spans_s), strict=True):
-            records[number]["after"] = [members[one] for one in ended]
-    yield from record_chunks(path, records, where="span {}", note=outer_note(outer) if outer else "")

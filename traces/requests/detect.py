@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traces.errors import TraceError, did_you_mean, shown
-from traces.fields import Record, column_words
-from traces.files import OnError, first_text, is_parquet, load_document, visible_keys
-from traces.requests.agents import agentic_chunks, dag_chunks, otel_chunks, session_files
+from traces.fields import Record, column_words, objects_of, squash
+from traces.files import OnError, first_line, first_text, head, is_parquet, visible_keys
+from traces.requests.agents import agentic_chunks, dag_chunks
+from traces.requests.calls import (
+    SESSION_KEYS,
+    coding_agent_chunks,
+    is_server_log,
+    json_documents,
+    json_files,
+    otel_chunks,
+    server_log_chunks,
+    spans_of,
+)
 from traces.requests.documents import sharegpt_chunks, vllm_bench_chunks
 from traces.requests.formats import LAYOUTS, PLAIN
 from traces.requests.layout import MAP_EXAMPLE, Options, TraceLayout, can_guess, mapped_layout, no_tokens_hint
 from traces.requests.rows import (
+    Paths,
     RawChunk,
     csv_chunks,
     csv_dialect,
@@ -28,12 +39,14 @@ from traces.requests.rows import (
     split_header,
 )
 from traces.requests.servegen import is_servegen_header, pool_files, servegen_chunks
-from traces.requests.values import LEAST_UNIX_S, is_date, nanoseconds_of
+from traces.requests.values import LEAST_UNIX_S, moment_of
 
 _DOCUMENTS: dict[str, Callable[[Path, Options], Iterator[RawChunk]]] = {
     "agentic": agentic_chunks,
     "aiperf-dag": dag_chunks,
+    "coding-agent": coding_agent_chunks,
     "otel": otel_chunks,
+    "server-log": server_log_chunks,
     "servegen": servegen_chunks,
     "sharegpt": sharegpt_chunks,
     "vllm-bench": vllm_bench_chunks,
@@ -115,22 +128,30 @@ def open_trace(path: Path, format: str, columns: Mapping[str, str] | None = None
     start = text.lstrip()[:1]
     if not start:
         raise TraceError(f"{path}: the file holds nothing but blanks; a trace needs at least one request")
-    if start == "{":
-        return _json_object(path, text, layout, columns)
-    if start == "[":
-        return _json_list(path, layout, columns)
-    return _csv(path, text, layout, columns)
+    try:
+        return (_json if start in "{[" else _csv)(path, text, layout, columns)
+    except TraceError:
+        if layout is None and columns is None and is_server_log(head(path, _LOG_HEAD_BYTES).decode(errors="replace")):
+            return _document(path, "server-log")
+        raise
+
+
+_LOG_HEAD_BYTES = 4 << 20
+"""Bytes of a server's log in which its first request is looked for."""
 
 
 def _folder(path: Path, layout: TraceLayout | None) -> OpenedTrace:
-    servegen, sessions, name = pool_files(path), session_files(path), layout.name if layout else None
-    if name in (None, "servegen") and servegen:
+    name = layout.name if layout else None
+    if name in (None, "servegen") and pool_files(path):
         return _document(path, "servegen")
-    if name in (None, "agentic") and sessions:
-        return _document(path, "agentic")
+    files = json_files(path)
+    if files and name is None:
+        name = open_trace(files[0], "auto").layout.name
+    if files and name in ("agentic", "otel", "coding-agent"):
+        return _document(path, name)
     raise TraceError(
-        f"{path}: a folder is read as ServeGen pool (chunk-*-trace.csv) or as agent sessions (*.json); it holds neither"
-        + (f" that fits format {layout.name!r}" if layout else "")
+        f"{path}: a folder is read as ServeGen pool (chunk-*-trace.csv), agent sessions or spans (*.json, *.jsonl); it "
+        f"holds neither" + (f" that fits format {layout.name!r}" if layout else "")
     )
 
 
@@ -149,28 +170,42 @@ def _parquet(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] 
     return OpenedTrace(path, layout, names, lambda _, on_error: parquet_chunks(path, on_error, wanted), streams=True)
 
 
-def _json_object(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    """JSON lines, or one object that is an agent session, spans or a benchmark result."""
+def _json(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
+    """JSON lines, a list of rows, or one object that is a document or holds rows."""
     lines = text.lstrip().replace("\r", "\n").split("\n")
-    record = next((parsed for line in lines[:20] if (parsed := _object(line)) is not None), None)
-    keys = visible_keys(text) if record is None else set(record)
-    if _object(lines[0]) is None and len(lines) > 1:
-        keys |= visible_keys(text)
-    if layout is None:
-        for name in ("agentic", "aiperf-dag", "otel"):
-            if set(LAYOUTS[name].signature) <= keys:
-                return _document(path, name)
-        if "input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys:
-            return _document(path, "vllm-bench")
-        if record is None and len(lines) > 1:
-            raise TraceError(
-                f"{path}: neither JSON lines nor a JSON trace: the first line is {shown(lines[0], 60)}; keys seen: "
-                f"{', '.join(sorted(keys)[:12]) or 'none'}. {_accepted()}"
-            )
-        names = sorted(keys) if record is None else list(record)
-        layout = _recognise(path, names, "keys", record or {}, columns, lambda: jsonl_chunks(path, "skip"))
-    paths = layout.paths
-    return OpenedTrace(path, layout, None, lambda _, on_error: jsonl_chunks(path, on_error, paths), streams=True)
+    lines = lines if len(lines) > 1 else [first_line(path)]
+    parsed: list[Record] = [record for line in lines[:_SAMPLE_LINES] if (record := _object(line)) is not None]
+    rows: list[Record] | None = None
+    if _object(lines[0]) is None:
+        keys = visible_keys(text)
+        if layout is None and (name := _document_of([dict.fromkeys(keys)])):
+            return _document(path, name)
+        try:
+            documents = [document for _, document in json_documents(path)]
+        except TraceError:
+            if not parsed or text.lstrip()[0] == "[":
+                raise
+        else:
+            document = documents[0] if len(documents) == 1 else documents
+            parsed, rows = objects_of(document if isinstance(document, list) else [document]), _rows_in(document)
+            if not parsed:
+                raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
+    if layout is None and (name := _document_of(parsed)):
+        return _document(path, name)
+    inner = _rows_in(parsed[0]) if len(parsed) == 1 and rows is None else []
+    if inner and layout is None and not any(one.accepts(list(parsed[0])) for one in _TABLES):
+        rows = inner
+
+    def chunks(paths: Paths, on_error: OnError) -> Iterator[RawChunk]:
+        return jsonl_chunks(path, on_error, paths) if rows is None else record_chunks(path, rows, paths=paths)
+
+    sample = (parsed if rows is None else rows)[:_SAMPLE_LINES]
+    chosen = layout or _recognise_records(path, sample, columns, chunks)
+    return OpenedTrace(path, chosen, None, lambda _, on_error: chunks(chosen.paths, on_error), streams=rows is None)
+
+
+_SAMPLE_LINES = 20
+"""Lines of JSON that are looked at to recognise a format."""
 
 
 def _object(line: str) -> dict[str, object] | None:
@@ -180,18 +215,78 @@ def _object(line: str) -> dict[str, object] | None:
     return None
 
 
-def _json_list(path: Path, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
-    document = load_document(path)
-    entries: list[object] = document if isinstance(document, list) else []
-    first: Record = next((entry for entry in entries if isinstance(entry, dict)), {})
-    if layout is None and ("conversations" in first or "conversation" in first):
-        return _document(path, "sharegpt")
-    if layout is None and "resourceSpans" in first:
-        return _document(path, "otel")
-    if not first:
-        raise TraceError(f"{path}: a JSON list without any object; a list of requests expected")
-    chosen = layout or _recognise(path, list(first), "keys", first, columns, lambda: record_chunks(path, entries))
-    return OpenedTrace(path, chosen, None, lambda *_: record_chunks(path, entries, paths=chosen.paths), streams=False)
+def _document_of(records: Sequence[Record]) -> str | None:
+    """Format of a document (or lines) that is no table of rows, by the keys of its first objects."""
+    keys = set().union(*records[:1])
+    for name in ("agentic", "aiperf-dag"):
+        if set(LAYOUTS[name].signature) <= keys:
+            return name
+    if "input_lens" in keys or {"total_input_tokens", "request_throughput"} <= keys:
+        return "vllm-bench"
+    if keys & {"conversations", "conversation"}:
+        return "sharegpt"
+    if any(session <= record.keys() for record in records for session in SESSION_KEYS):
+        return "coding-agent"
+    if keys & {"resourceSpans", "batches"} or next(spans_of(list(records)), None) is not None:
+        return "otel"
+    if any(str(record.get("event", "")).startswith("request.") and "rid" in record for record in records):
+        return "server-log"
+    return None
+
+
+def _rows_in(document: object) -> list[Record]:
+    """Rows of a JSON document: its longest list of objects; rows inside buckets get the buckets' fields."""
+    if isinstance(document, Mapping):
+        lists = [rows for value in document.values() if (rows := objects_of(value))]
+        lists = lists or [_rows_in(value) for value in document.values() if isinstance(value, Mapping)]
+        document = max(lists, key=len, default=[])
+    joined: list[Record] = []
+    for row in objects_of(document):
+        parts = next((rows for value in row.values() if (rows := objects_of(value))), [])
+        if parts and PLAIN.accepts(list(parts[0])) and not PLAIN.accepts(list(row)):
+            joined += ({**row, **part} for part in parts)
+        else:
+            joined.append(row)
+    return joined
+
+
+def _leaves(record: Record, path: str = "", depth: int = 4) -> Iterator[tuple[str, str, object]]:
+    """(name, dotted path, value) of the values in a record and the objects inside it, the outer ones first."""
+    yield from ((key, path + key, value) for key, value in record.items() if not isinstance(value, Mapping | list))
+    for key, value in record.items():
+        if isinstance(value, Mapping) and depth:
+            yield from _leaves(value, f"{path}{key}.", depth - 1)
+
+
+def _recognise_records(
+    path: Path,
+    sample: Sequence[Record],
+    columns: Mapping[str, str] | None,
+    chunks: Callable[[Paths, OnError], Iterator[RawChunk]],
+) -> TraceLayout:
+    """The layout of JSON records, whose columns may stand inside nested objects."""
+    names = list(dict.fromkeys(key for record in sample for key in record))
+    first = {key: value for record in reversed(sample) for key, value in record.items()}
+    try:
+        return _recognise(path, names, "keys", first, columns, lambda: chunks({}, "skip"))
+    except TraceError as problem:
+        leaves: dict[str, tuple[str, object]] = {}
+        for name, place, value in sorted((leaf for one in sample for leaf in _leaves(one)), key=_depth):
+            leaves.setdefault(name, (place, value))
+        paths = {name: [place] for name, (place, _) in leaves.items()}
+        inner = {name: value for name, (_, value) in leaves.items()}
+        if inner.keys() <= set(names) or _SUMS in str(problem):
+            raise
+        with suppress(TraceError):
+            layout = _recognise(path, list(inner), "keys", inner, columns, lambda: chunks(paths, "skip"))
+            used = [column.name for column in layout.bind(list(inner), str(path)).values()]
+            note = "; ".join(filter(None, [layout.note, f"read inside: {', '.join(paths[name][0] for name in used)}"]))
+            return replace(layout, paths={name: paths[name] for name in used}, note=note)
+        raise
+
+
+def _depth(leaf: tuple[str, str, object]) -> int:
+    return leaf[1].count(".")
 
 
 def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str, str] | None) -> OpenedTrace:
@@ -204,6 +299,8 @@ def _csv(path: Path, text: str, layout: TraceLayout | None, columns: Mapping[str
         raise TraceError(
             f"{path}:1: {shown(line, 60)} looks like data; a header line with column names expected. {_accepted()}"
         )
+    if layout is None and not any(one.accepts(names) for one in _TABLES) and is_server_log(text):
+        return _document(path, "server-log")
     row = next(csv.reader(later, delimiter=csv_dialect(line)), [])
     sample = dict(zip(names, row, strict=False))
     chosen = layout or _recognise(path, names, "columns", sample, columns, lambda: csv_chunks(path, "skip"))
@@ -223,7 +320,7 @@ def _recognise(
 ) -> TraceLayout:
     """The first table format that fits the column names, else a layout from the user's mapping or a guess."""
     layout = None if columns else next((one for one in _TABLES if one.accepts(names)), None)
-    if columns or layout is PLAIN or (layout is None and can_guess(names, sample)):
+    if columns or layout in (PLAIN, LAYOUTS["litellm"]) or (layout is None and can_guess(names, sample)):
         _refuse_sums(path, sample, chunks)
     if layout is not None:
         return layout
@@ -236,11 +333,25 @@ def _recognise(
         more += f"; {present[0]} is there, but no column for the other token count"
     more += no_tokens_hint(names)
     raise TraceError(
-        f"{path}: no trace format fits; {kind} seen: {seen}{more}. Say which is which with --map {MAP_EXAMPLE} "
-        f"(workload.columns in a scenario). {_accepted()}"
+        f"{path}: no trace format fits; {kind} seen: {seen}{more}{_nearest(names)}. Say which is which with --map "
+        f"{MAP_EXAMPLE} (workload.columns in a scenario). {_accepted()}"
     )
 
 
+def _nearest(names: Sequence[str]) -> str:
+    """Format whose columns a table has most of, and the missing ones; empty if it has none."""
+    lacks = {}
+    for layout in _TABLES:
+        wanted = layout.signature or [one for one in layout.required if not layout.accepts_for(one, names)]
+        lacks[layout.name] = [name for name in wanted if squash(name) not in set(map(squash, names))]
+    best = min(
+        lacks, key=lambda name: len(lacks[name]) / max(1, len(LAYOUTS[name].signature or LAYOUTS[name].required))
+    )
+    few = len(lacks[best]) < len(LAYOUTS[best].signature or LAYOUTS[best].required)
+    return f"; nearest is {best}, which lacks {', '.join(lacks[best])}" if few else ""
+
+
+_SUMS = "the rows are sums over many requests"
 _COUNTED = {"num", "n", "number", "total", "count", "api", "model", "successful", "completed", "of", "made", "llm"}
 _HOUR_S = 3600
 _MOST_UNIX_S = 1e10
@@ -296,22 +407,41 @@ def _refuse_sums(path: Path, sample: Record, chunks: Callable[[], Iterator[RawCh
         what = f"all times in {whole[0]!r} are whole hours"
     else:
         return
-    way = _load(rows, count, max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0)
-    raise TraceError(f"{path}: the rows are sums over many requests, not requests ({what}); {way}")
+    way = _load(rows, count, spans)
+    raise TraceError(f"{path}: {_SUMS}, not requests ({what}); {way}")
 
 
-def _load(rows: Sequence[Record], count: str | None, seconds: float) -> str:
-    """Way out of a table of sums over ``seconds``: a workload with the means that it states."""
+def _load(rows: Sequence[Record], count: str | None, spans: Sequence[tuple[float, float]]) -> str:
+    """Way out of a table of sums over spans of time: a workload with the means that it states."""
     way = "describe the load in the scenario's workload"
+    seconds = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     requests = sum(_float(row[count]) or 0 for row in rows) if count else 0
     if not requests:
         return f"{way}: arrivals, input_tokens and output_tokens of a request"
-    means = [f"request_rate: {requests / seconds:.3g}"] if seconds > 0 else []
+    rate = f"request_rate: {requests / seconds:.3g}{_profile(rows, count, spans, seconds)}" if seconds > 0 else ""
+    means = [f"arrivals: {{{rate}}}"] if rate else []
     for side in ("input_tokens", "output_tokens"):
         name = next((name for name in rows[0] if PLAIN.accepts_for(side, [name])), None)
         if name is not None:
             means.append(f"{side}: {sum(_float(row[name]) or 0 for row in rows) / requests:.0f}")
     return f"{way}; their means: {', '.join(means) or 'not stated'} ({requests:.0f} requests; single lengths are lost)"
+
+
+_MOST_BUCKETS = 24
+
+
+def _profile(rows: Sequence[Record], count: str | None, spans: Sequence[tuple[float, float]], seconds: float) -> str:
+    """Rate over time of a table of counts, as ``arrivals.profile`` has it; empty with one span or many."""
+    counts: dict[float, float] = {}
+    for row, (begin, _) in zip(rows, spans, strict=True):
+        counts[begin] = counts.get(begin, 0.0) + (_float(row[count]) or 0 if count else 0)
+    width, first = spans[0][1] - spans[0][0], min(counts)
+    if not 1 < len(counts) <= _MOST_BUCKETS:
+        return ""
+    mean = sum(counts.values()) / seconds * width
+    points = [[begin - first + width / 2, counts[begin] / mean] for begin in sorted(counts)]
+    points = [[0, points[0][1]], *points, [seconds, points[-1][1]]]
+    return f", profile: [{', '.join(f'[{at_s:.0f}, {factor:.3g}]' for at_s, factor in points)}]"
 
 
 def _counts_requests(name: str) -> bool:
@@ -330,13 +460,8 @@ def _float(value: object) -> float | None:
 
 def _seconds(value: object) -> float | None:
     """A Unix time in seconds, as a number or an ISO 8601 date with its time."""
-    if is_date(value):
-        try:
-            return nanoseconds_of(value) / 1e9
-        except Exception:  # a date that does not exist is the reader's to refuse
-            return None
-    number = _float(value)
-    return number if number is not None and LEAST_UNIX_S <= number <= _MOST_UNIX_S else None
+    moment = moment_of(value, 1.0)
+    return moment if moment is not None and LEAST_UNIX_S <= moment <= _MOST_UNIX_S else None
 
 
 def _on_the_hour(value: object) -> bool:

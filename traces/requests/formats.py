@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from forerun.arrays import BoolArray
 from forerun.yaml_files import packaged
 from traces.errors import TraceError
-from traces.fields import candidates
+from traces.fields import candidates, number_of
 from traces.requests.layout import FAILED, Drop, Options, Prepare, TraceLayout
 from traces.requests.rows import RawChunk
 from traces.requests.values import Values, parse_counts, parse_durations
@@ -30,7 +31,7 @@ def _drop_burstgpt(chunk: RawChunk, outputs: Values, options: Options) -> Mappin
     return reasons
 
 
-def _sessions(chunk: RawChunk, roots: dict[object, str]) -> dict[str, Values]:
+def _sessions(chunk: RawChunk, roots: dict[object, Any]) -> dict[str, Values]:
     """The conversation of each request, named after its first chat (memory grows with the number of chats)."""
     sessions = []
     for chat, parent in zip(chunk.column("chat_id"), chunk.column("parent_chat_id"), strict=True):
@@ -45,7 +46,7 @@ def _sessions(chunk: RawChunk, roots: dict[object, str]) -> dict[str, Values]:
     return derived
 
 
-def _latencies(chunk: RawChunk, _: dict[object, str]) -> dict[str, Values]:
+def _latencies(chunk: RawChunk, _: dict[object, Any]) -> dict[str, Values]:
     """Latencies on the engine's clock, which differs from the clock of the arrivals."""
     stamps = [parse_durations(chunk.column(name)) for name in ("queued_ts", "first_token_ts", "last_token_ts")]
     for parsed in stamps:
@@ -55,8 +56,32 @@ def _latencies(chunk: RawChunk, _: dict[object, str]) -> dict[str, Values]:
         return {"measured_ttft_s": first - queued, "measured_e2e_s": last - queued}
 
 
+def _turns_after(chunk: RawChunk, seen: dict[object, Any]) -> dict[str, Values]:
+    """Earliest arrivals of turns that state a delay after the turn before instead of a time, and that turn.
+
+    Source: AIPerf v0.13, ``mooncake_trace``: ``delay`` counts from the end of the session's last turn.
+    """
+    if not seen.setdefault("delays", "delay" in chunk.columns):
+        return {}
+    stamps, after, first = list(chunk.column("timestamp")), list[list[int]](), seen.get("rows", 0)
+    seen["rows"] = first + chunk.count
+    for row, (session, delay) in enumerate(zip(chunk.column("session_id"), chunk.column("delay"), strict=True)):
+        before, at = seen.get(("turn", str(session)), (None, None))
+        follows = stamps[row] is None and number_of(at) is not None
+        if follows:
+            stamps[row] = at + (number_of(delay) or 0)
+        after.append([before] if follows else [])
+        seen["turn", str(session)] = (first + row, stamps[row])
+    return {"arrival_s": stamps, "request": range(first, first + chunk.count), "after": after}
+
+
 _DROP: dict[str, Drop] = {"burstgpt": _drop_burstgpt}
-_PREPARE: dict[str, Prepare] = {"bailian": _sessions, "llmservingsim-measured": _latencies}
+_PREPARE: dict[str, Prepare] = {
+    "bailian": _sessions,
+    "llmservingsim-measured": _latencies,
+    "mooncake": _turns_after,
+    "timed-trace": _turns_after,
+}
 
 
 def _layouts() -> dict[str, TraceLayout]:

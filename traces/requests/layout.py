@@ -64,7 +64,7 @@ class Options:
 
 Drop = Callable[[RawChunk, Values, Options], Mapping[str, BoolArray]]
 """Function of a chunk, its output tokens and the options: rows to leave out, by reason."""
-Prepare = Callable[[RawChunk, dict[object, str]], dict[str, Values]]
+Prepare = Callable[[RawChunk, dict[object, Any]], dict[str, Values]]
 """Function of a chunk and what is known of earlier ones: columns that no single column holds."""
 FAILED = "failed request"
 """Start of the reasons for leaving out failed requests, which the option ``drop_failures`` controls."""

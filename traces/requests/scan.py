@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from forerun.arrays import Array, BoolArray, IntArray
+from forerun.arrays import Array, BoolArray, FloatArray, IntArray
 from traces.errors import TraceError
 from traces.fields import UNITS_PER_SECOND, TraceColumn
 from traces.files import OnError
@@ -30,6 +31,8 @@ from traces.requests.values import (
 )
 
 _COMMON_BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+_CACHED = ("cache_read", "cache_written")
+"""Columns of prompt tokens that are not in the column of input tokens (Anthropic's API counts so)."""
 _WHOLE = re.compile(r"\s*[-+]?\d{1,4000}\s*")
 _PARSERS: dict[str, Callable[[Values], Parsed]] = {
     "input_tokens": parse_counts,
@@ -90,7 +93,7 @@ class Scan:
     session_codes: dict[str, int] = field(default_factory=dict)
     clock: TimeColumn = field(default_factory=TimeColumn)
     columns: Mapping[str, TraceColumn] = field(default_factory=dict)
-    _roots: dict[object, str] = field(default_factory=dict)
+    _seen: dict[object, Any] = field(default_factory=dict)
 
     def note(self, text: str | None) -> None:
         if text:
@@ -125,6 +128,8 @@ class Scan:
 
     def _introduce(self, names: Sequence[str]) -> None:
         self.note(self.layout.note)
+        if cached := [self.columns[name].name for name in _CACHED if name in self.columns]:
+            self.note(f"prompts are {' + '.join([self.columns['input_tokens'].name, *cached])}")
         arrival = self.columns.get("arrival_s")
         if arrival is None:
             self.note("no arrival times in the file")
@@ -160,7 +165,7 @@ class Scan:
     def _piece(self, chunk: RawChunk, left: int | None) -> Piece:
         """The good rows of one chunk, at most ``left``."""
         dropped = self._dropped(chunk)
-        derived = self.layout.prepare(chunk, self._roots) if self.layout.prepare else {}
+        derived = self.layout.prepare(chunk, self._seen) if self.layout.prepare else {}
         keep = np.ones(chunk.count, dtype=np.bool_)
         for mask in dropped.values():
             keep &= ~mask
@@ -188,8 +193,18 @@ class Scan:
                 parsed = _PARSERS[canonical](values)
             refuse(canonical, parsed.problems)
             piece.arrays[canonical] = parsed.values
+        for canonical in [name for name in _CACHED if name in self.columns]:
+            parsed = parse_durations(chunk.column(self.columns[canonical].name))
+            refuse(canonical, parsed.problems)
+            piece.arrays["input_tokens"] = piece.arrays["input_tokens"] + np.nan_to_num(parsed.values).astype(np.int64)
+        for canonical, stamp in (("measured_ttft_s", "first_token_at"), ("measured_e2e_s", "ended_at")):
+            if stamp in self.columns and "arrival_s" in piece.arrays:
+                moments = self.clock.seconds(chunk.column(self.columns[stamp].name))
+                took: FloatArray = moments.values - piece.arrays["arrival_s"]
+                took[list(moments.problems)] = -1.0
+                piece.arrays[canonical] = np.where(took < 0, np.nan, took)
         for canonical in ("prefix_hashes", "after"):
-            values = self._values(chunk, canonical)
+            values = derived.get(canonical, self._values(chunk, canonical))
             if values is None or (canonical == "after" and "request" not in piece.arrays):
                 continue
             lists, problems = parse_hash_lists(values)

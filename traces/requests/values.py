@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.arrays import Array, BoolArray, FloatArray, IntArray
 from traces.errors import comma_hint, shown
-from traces.fields import UNITS_PER_SECOND, number_of
+from traces.fields import SECONDS, UNITS_PER_SECOND, number_of
 
 Values: TypeAlias = Sequence[object] | Array
 T = TypeVar("T")
@@ -208,6 +208,23 @@ def is_date(value: object) -> bool:
     return isinstance(value, str) and _DATETIME.fullmatch(value.strip()) is not None
 
 
+def moment_of(value: object, unit_s: float | None = None) -> float | None:
+    """Seconds since 1970 of a date, or of a Unix time in ``unit_s`` (None: by its size); None for anything else."""
+    with suppress(ValueError, _Bad):
+        if is_date(value):
+            return nanoseconds_of(value) * 1e-9
+        number = float(str(value))
+        if math.isfinite(number) and not isinstance(value, bool):
+            return number * (SECONDS[unix_unit(number)] if unit_s is None else unit_s)
+    return None
+
+
+def unix_unit(number: float) -> str:
+    """Unit in which a number of this size is a Unix time."""
+    size = abs(number)
+    return "ns" if size >= 1e17 else "us" if size >= 1e14 else "ms" if size >= 1e11 else "s"
+
+
 def _zone_s(zone: str | None) -> int:
     """Seconds by which a zone such as ``+05:30``, ``-08``, ``Z`` or none is ahead of UTC.
 
@@ -307,10 +324,9 @@ class TimeColumn:
         """Seconds, unless the first number can only be a Unix time in a smaller unit."""
         for value in values:
             try:
-                first = abs(_number(value))
+                unit = unix_unit(_number(value))
             except _Bad:
                 continue
-            unit = "ns" if first >= 1e17 else "us" if first >= 1e14 else "ms" if first >= 1e11 else "s"
             self.units_per_second = UNITS_PER_SECOND[unit]
             self.guessed_unit = None if unit == "s" else unit
             return
