@@ -158,15 +158,55 @@ def _load_link_by_name(name: str) -> Link:
     return _load_named("links", name, Link, "link")
 
 
+def named_chip(text: str) -> str | None:
+    """The one chip or system that a device name of ``nvidia-smi``, other tools or cloud providers means; else None.
+
+    >>> [named_chip(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM-64GB", "Tesla V100-SXM2-32GB")]
+    ['h100-sxm', None, 'v100-sxm']
+    """
+    tables = packaged("hwprofiles", "published.yaml")
+    plain = re.sub(r"[\s_/,()-]+", " ", text.lower()).strip()
+    plain = re.sub(r"^gpu \d+: | uuid: .*", "", re.sub(r"\b(rtx|gtx|rx)(?=\d)", r"\1 ", plain))
+    stated = [name for name, pattern in tables["device_names"].items() if re.fullmatch(pattern, plain)]
+    if stated or any(re.fullmatch(pattern, plain) for pattern in tables["device_hints"]):
+        return next(iter(stated), None)
+    words = set(re.sub(r"\b\d+ ?g(i?b)?\b|(?<=sxm)\d", "", plain).split()) - set(tables["plain_words"])
+    vendors = {vendor for vendor, names in tables["vendor_words"].items() if words & set(names)}
+    words -= {name for names in tables["vendor_words"].values() for name in names}
+    alike = [name for name in chip_names() if words and words == set(re.sub("-\\d+gb$|^apple-", "", name).split("-"))]
+    chips = [load_chip(name) for name in alike if states_memory_of(plain, name)]
+    return chips[0].name if len(chips) == 1 and vendors <= {chips[0].vendor} else None
+
+
+def states_memory_of(text: str, name: str) -> bool:
+    """True unless a device name states a memory that is not the chip's."""
+    stated = re.search(r"\b(\d+) ?g(i?b)?\b", text.lower())
+    capacity = load_chip(name).memory.capacity_bytes
+    return stated is None or 0.92 < capacity / float(stated[1]) / 1e9 < 1.1
+
+
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
+    if (exact := named_chip(text)) in known:
+        return exact
     if (name := _published_chip(word)) is not None:
         return None if name == "none" else name
     named = [chip for chip in known if re.search(r"\d", chip) and re.search(_chip_pattern(chip), word)]
     return max(named, key=len, default=None)
+
+
+def _device_hint(text: str) -> str:
+    """Hint at the chips or the system that a device name may mean; empty if the tables have none."""
+    plain = re.sub(r"[\s_/,-]+", " ", text.lower()).strip()
+    hints = packaged("hwprofiles", "published.yaml")["device_hints"]
+    meant = next((", ".join(f"'{one}'" for one in hints[key]) for key in hints if re.fullmatch(key, plain)), None)
+    system = systems().get(named_chip(text) or "")
+    if system is not None:
+        return f"; it is {system['tensor_parallel']} x {system['chip']}, and hardware.chip of a scenario takes it"
+    return f"; did you mean {' or '.join(meant.rsplit(', ', 1))}?" if meant else ""
 
 
 def _published_chip(word: str) -> str | None:
@@ -190,13 +230,18 @@ def _chip_pattern(chip: str) -> str:
 
 def _load_named(folder: str, name: str, model: type[_R], noun: str) -> _R:
     names = _names(folder)
+    if noun == "chip" and name not in names and (exact := named_chip(name)) in names:
+        name = exact
     if name not in names:
         known = "forerun chips list" if noun == "chip" else ", ".join(names)
         meant = chip_name(name, names) if noun == "chip" else None
+        meant = meant if meant in names and states_memory_of(name, meant) else None
         absent = noun == "chip" and _published_chip(name.lower().replace("_", "-")) == "none"
         hint = "" if absent else did_you_mean(name, names)
         if meant in names and " or '" not in hint:
             hint = f"; did you mean '{meant}'?"
+        if noun == "chip":
+            hint = _device_hint(name) or hint
         if noun == "chip" and not hint:
             hint = "; it is not in the catalogue; describe it in one YAML file: docs/how-to/own-chip"
         raise ProfileError(f"no {noun} '{name}'{hint} ({known}, or a path to a .yaml file)")

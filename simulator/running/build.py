@@ -500,6 +500,7 @@ class _Replica:
     def _notes(self, pool: PoolBuild, drafter: timing.Drafter | None, borrowed: str | None) -> Iterator[str]:
         architecture, hardware = self.architecture, self.hardware
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
+        yield from self.scenario.readings
         yield from self._contradictions()
         if architecture.expert_routing is not None and hardware.expert_routing is None:
             least, most = architecture.expert_routing_range

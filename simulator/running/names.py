@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError
-from hwprofiles import dtype_bytes, load_chip, load_link
+from hwprofiles import chip_names, dtype_bytes, load_chip, load_link, systems
+from hwprofiles.catalogue import named_chip
+from hwprofiles.dtypes import DTYPES, formats_meant
 from hwprofiles.kernels.moe import read_routing
 from simulator.llm import load_architecture
 from simulator.timing import load_framework
@@ -18,6 +21,51 @@ from traces.catalogue import resolve
 Scenario = Any
 """A ``simulator.running.scenario.Scenario``, whose module imports this one."""
 SUFFIXES = (".csv", ".gguf", ".json", ".npz", ".yaml", ".yml")
+
+
+CHIP_FIELDS = ("hardware.chip", "hardware.layers_on.*.chip", "hardware.tensor_chips.*", "pools.*.hardware.chip",
+               "speculation.draft.chip")  # fmt: skip
+FORMAT_FIELDS = ("weights_dtype", "weights_dtype.*", "kv_cache_dtype", "speculation.draft.weights_dtype")
+
+
+def places(data: Any, fields: Sequence[str]) -> Iterator[tuple[Any, Any, str]]:
+    """Each text of plain data under dotted fields, as its mapping or list, its place there, and its field; ``*`` stands
+    for every entry."""
+    for field in fields:
+        holders: list[tuple[Any, str]] = [(data, "")]
+        *parents, last = field.split(".")
+        for part in parents:
+            holders = [(one[key], f"{path}{key}.") for one, path in holders for key in _keys(one, part)]
+        for holder, path in holders:
+            yield from ((holder, key, f"{path}{key}") for key in _keys(holder, last) if isinstance(holder[key], str))
+
+
+def _keys(holder: Any, name: str) -> list[Any]:
+    entries = list(holder) if isinstance(holder, dict) else list(range(len(holder))) if isinstance(holder, list) else []
+    return [key for key in entries if name in ("*", str(key))]
+
+
+def catalogue_words(data: Any) -> tuple[Any, dict[str, str]]:
+    """Plain data with other tools' chips and formats in the catalogue's words, and by field a note on each."""
+    notes: dict[str, str] = {}
+    for fields, read in ((CHIP_FIELDS, _chip), (FORMAT_FIELDS, _format)):
+        for holder, key, field in list(places(data, fields)):
+            if (name := read(holder[key])) is not None:
+                about = "" if read is _format or name in systems() else f" ({load_chip(name).description})"
+                data = data if notes else deepcopy(data)
+                notes[field] = f"{field}: '{holder[key]}' is read as {name}{about}"
+                for own, place, _ in places(data, [field]):
+                    own[place] = name
+    return data, notes
+
+
+def _chip(text: str) -> str | None:
+    return None if text in (*chip_names(), *systems()) or _is_file("", text) else named_chip(text)
+
+
+def _format(text: str) -> str | None:
+    formats = formats_meant(text)
+    return formats[0] if len(formats) == 1 and text not in DTYPES else None
 
 
 def check_names(scenario: Scenario, files: bool = True) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from forerun.document import Json
 from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, shown, without_unit
@@ -18,7 +18,7 @@ from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.dtypes import formats_meant
 from simulator.running.engine_defaults import chosen_fields, default_formats, with_defaults
-from simulator.running.names import check_names
+from simulator.running.names import catalogue_words, check_names, places
 from simulator.running.refusals import check_sections
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.fleet.fleet_config import (
@@ -136,6 +136,21 @@ class Scenario(Section):
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without the shortcuts
 
+    _readings: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_catalogue_words(cls, data: Any, validate: Callable[[Any], Scenario]) -> Scenario:
+        data, notes = catalogue_words(data)
+        scenario = validate(data)
+        scenario._readings.update(notes)
+        return scenario
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """Notes on names of other tools, and how each was read."""
+        return tuple(self._readings.values())
+
     @field_validator("pools", mode="before")
     @classmethod
     def _roles_by_name(cls, pools: Any) -> Any:
@@ -213,7 +228,10 @@ class Scenario(Section):
         Raises:
             ForerunError: a path or a value that the scenario does not have.
         """
-        return scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
+        other = scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
+        kept = {field: note for field, note in self._readings.items() if field not in overrides}
+        other._readings.update(kept | other._readings)
+        return other
 
 
 ScenarioSource = Scenario | Mapping[str, Any] | str | Path
@@ -483,21 +501,10 @@ FILE_FIELDS = (
 
 def resolve_paths(data: Json, folder: Path) -> None:
     """Turn relative names of files next to the scenario file into paths that work from any folder."""
-    for path in FILE_FIELDS:
-        *parents, key = path.split(".")
-        holders: list[Any] = [data]
-        for part in parents:
-            holders = [inner for holder in holders for inner in _entries(holder, part)]
-        for holder in holders:
-            name = holder.get(key) if isinstance(holder, dict) else None
-            if isinstance(name, str) and not Path(name).is_absolute() and ("/" in name or "." in name):
-                holder[key] = str(folder / name) if _is_there(folder / name) else name
-
-
-def _entries(holder: Any, name: str) -> list[Any]:
-    if name == "*":
-        return list(holder.values()) if isinstance(holder, dict) else holder if isinstance(holder, list) else []
-    return [holder[name]] if isinstance(holder, dict) and name in holder else []
+    for holder, key, _ in places(data, FILE_FIELDS):
+        name = holder[key]
+        if not Path(name).is_absolute() and ("/" in name or "." in name):
+            holder[key] = str(folder / name) if _is_there(folder / name) else name
 
 
 def _is_there(path: Path) -> bool:

@@ -1,13 +1,14 @@
 """The catalogue: every profile is valid and sourced, bad ones are refused in one line that names file and field."""
 
 import csv
+import re
 from importlib import resources
 
 import pytest
 import yaml
 
 from hwprofiles import AttentionShape, KernelLibrary, ProfileError, chip_names, link_names, load_chip, load_link
-from hwprofiles.catalogue import load_defaults
+from hwprofiles.catalogue import load_defaults, named_chip
 from hwprofiles.choice import UNFITTED_INTERVALS, unfitted_interval
 from hwprofiles.dtypes import DTYPES, dtype_bytes, math_dtype
 from hwprofiles.kernels.recurrent import RecurrentShape
@@ -305,3 +306,56 @@ def test_profiles_that_contradict_themselves_are_refused(tmp_path, place, value,
     assert message in str(caught.value)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+DEVICES = {
+    "h100-sxm": ("NVIDIA H100 80GB HBM3", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "nvidia-h100-mega-80gb",
+                 "p5.48xlarge", "ND_H100_v5", "Standard_ND96isr_H100_v5", "a3-highgpu-8g", "NVIDIA-H100-80GB-HBM3"),
+    "h100-nvl": ("NVIDIA H100 NVL", "Standard_NC40ads_H100_v5"),
+    "h100-pcie": ("NVIDIA H100 PCIe",),
+    "h200-sxm": ("NVIDIA H200", "nvidia-h200-141gb", "p5e.48xlarge", "p5en.48xlarge"),
+    "a100-sxm-40gb": ("NVIDIA A100-SXM4-40GB", "nvidia-tesla-a100", "p4d.24xlarge"),
+    "a100-pcie-80gb": ("NVIDIA A100 80GB PCIe",),
+    "a800": ("NVIDIA A800-SXM4-80GB",),
+    "gh200": ("NVIDIA GH200 480GB",),
+    "gb10": ("NVIDIA GB10", "dgx-spark"),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition",),
+    "rtx-pro-6000-max-q": ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
+    "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation",),
+    "rtx-3070-laptop": ("NVIDIA GeForce RTX 3070 Laptop GPU",),
+    "l40s": ("g6e.12xlarge", "NVIDIA L40S"),
+    "v100-sxm": ("Tesla V100-SXM2-32GB", "p3dn.24xlarge"),
+    "mi300x": ("AMD Instinct MI300X OAM", "AMD Instinct MI300X VF"),
+    "rx-7900-xtx": ("AMD Radeon RX 7900 XTX",),
+    "strix-halo": ("gfx1151", "AMD Radeon 8060S Graphics", "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S"),
+    "n300-chip": ("n300 L", "n300 R"),
+    "p150": ("p150a", "p150b"),
+    "gaudi-3": ("HL-325L",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chip", DEVICES)
+def test_a_device_name_that_means_one_chip_is_that_chip(chip):
+    assert {named_chip(name) for name in DEVICES[chip]} == {chip}
+    assert load_chip(DEVICES[chip][0]).name == chip
+
+
+def test_a_name_of_another_memory_generation_or_vendor_is_never_read_as_a_chip():
+    """Every alias and chip with another memory, number or vendor, and cards without a profile: none is read."""
+    names = [*chip_names(), *(name for names in DEVICES.values() for name in names)]
+    vendors = {"nvidia": "AMD", "amd": "NVIDIA", "apple": "NVIDIA", "tenstorrent": "NVIDIA", "intel": "AMD"}
+    for name in names:
+        chip = load_chip(named_chip(name) or name)
+        memory = round(chip.memory.capacity_bytes / 1e9)
+        plain = re.sub(r"\b\d+ ?gb\b", "", name, flags=re.IGNORECASE)
+        if "large" not in name:
+            assert named_chip(f"{plain} {3 * memory}GB") is None, name
+        if chip.vendor in vendors and name in chip_names():
+            assert named_chip(f"{vendors[chip.vendor]} {name.replace('-', ' ')}") is None, name
+        for number in re.finditer(r"\d+", re.sub("uuid.*", "", name, flags=re.IGNORECASE)):
+            other = f"{name[: number.start()]}97{name[number.end() :]}"
+            assert named_chip(other) in (None, chip.name), other
+    absent = """NVIDIA GeForce RTX 4090 D, NVIDIA L40, NVIDIA A10G, NVIDIA A30, NVIDIA H20-3e, NVIDIA H200 NVL
+        g5.12xlarge, Tesla V100-SXM2-16GB, Quadro RTX 6000, AMD Instinct MI300A, AMD Radeon Graphics, HL-225, gfx90a
+        NVIDIA A100-PCIE-40GB, NVIDIA A100-SXM4-80GB MIG 1g.10gb, p3.2xlarge, inf2.xlarge"""
+    assert [name for name in re.split(r"(?:, |\n) *", absent) if named_chip(name)] == []

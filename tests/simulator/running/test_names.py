@@ -12,7 +12,7 @@ from hwprofiles import load_chip
 from simulator.llm import load_architecture
 from simulator.running.build import build_run
 from simulator.running.names import check_names
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import scenario_from, with_settings
 
 DRAFT = drafts("draft-model", 2, 0.6, draft={"model": "llama-3.2-1b", "chip": "l40s", "link": "pcie5-x16"})
 FULL = {
@@ -104,14 +104,11 @@ def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
 @pytest.mark.parametrize(
     ("load", "name", "hint"),
     [
-        (load_chip, "NVIDIA H100 80GB HBM3", "did you mean 'h100-sxm'?"),
-        (load_chip, "NVIDIA A100-SXM4-80GB", "did you mean 'a100-sxm-80gb'?"),
-        (load_chip, "NVIDIA GeForce RTX 3090", "did you mean 'rtx-3090'?"),
-        (load_chip, "NVIDIA GeForce RTX 3090 Ti", "did you mean 'rtx-3090-ti'?"),
-        (load_chip, "AMD Instinct MI300X", "did you mean 'mi300x'?"),
-        (load_chip, "dgx-spark", "did you mean 'gb10'?"),
         (load_chip, "h10-sxm", "did you mean 'h100-sxm'?"),
-        *((load_chip, name, "") for name in ("NVIDIA A800-SXM4-80GB", "a10g", "h20-3e", "rtx-pro-4500", "gaudi2")),
+        *((load_chip, name, "") for name in ("NVIDIA A800 80GB PCIe", "a10g", "h20-3e", "rtx-pro-4500", "gaudi2")),
+        *((load_chip, name, "") for name in ("NVIDIA A100-SXM-64GB", "NVIDIA RTX 4090 48GB", "Quadro RTX 6000")),
+        (load_chip, "gfx942", "did you mean 'mi300x' or 'mi325x'?"),
+        (load_chip, "t3k", "it is 8 x n300-chip, and hardware.chip of a scenario takes it"),
         (load_chip, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
         (load_architecture, "x/Llama-3.3-70B-Instruct-GPTQ", "it is llama-3.3-70b with weights_dtype: int4 or w8a16"),
         (load_architecture, "x/Qwen3.6-35B-A3B-Int8", "it is qwen3.6-35b-a3b with weights_dtype: w8a16 or int8 here"),
@@ -141,3 +138,30 @@ def test_formats_of_a_repository_name_are_used_and_noted():
     assert own.pools[0].timer.target.deployment.weight_dtypes["mlp"] == "bf16"
     for field in ("weights_dtype", "kv_cache_dtype"):
         assert f"{field}: bf16 is used, although the model's name says fp8" in own.notes
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "name"),
+    [
+        ("hardware.chip", "NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("hardware.chip", "dgx-spark", "gb10"),
+        ("weights_dtype", "awq", "int4"),
+        ("weights_dtype.mlp", "w4a16", "int4"),
+        ("kv_cache_dtype", "fp8_e4m3", "fp8"),
+        ("pools.p.hardware.chip", "p5.48xlarge", "h100-sxm"),
+    ],
+)
+def test_a_name_of_another_tool_that_means_one_thing_is_read_with_a_note(field, text, name):
+    data = tiny_data() | {"pools": {"p": {"role": "both", "hardware": {"replicas": 1}}}}
+    scenario = scenario_from(with_settings(data, {field: text}, "test"), "chat.yaml")
+    assert text not in str(scenario.model_dump())
+    assert any(note.startswith(f"{field}: '{text}' is read as {name}") for note in build_run(scenario, 0).notes)
+    other = scenario.with_values({"workload.num_requests": 3})
+    assert other.readings == scenario.readings
+    assert scenario.with_values({field: name}).readings == ()
+
+
+def test_a_system_of_several_chips_may_be_named_as_its_tools_print_it():
+    scenario = scenario_from(with_settings(tiny_data(), {"hardware.chip": "t3k"}, "test"), "chat.yaml")
+    assert (scenario.hardware.chip, scenario.hardware.tensor_parallel) == ("n300-chip", 8)
+    assert scenario.readings == ("hardware.chip: 't3k' is read as t3000",)
