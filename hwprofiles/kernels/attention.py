@@ -127,6 +127,15 @@ def prefill_time(
 
     Source: Dao, "FlashAttention-2" (2023), doi:10.48550/arXiv.2307.08691, work partitioning; the terms were chosen on
         NVIDIA's aiconfigurator measurements.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=4194304.0, cores=1, bandwidth=65536.0, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, tile_s=0.0, tail_share=0.0, sequence_s=0.0)
+    >>> kernel = PrefillParameters.model_construct(launch_s=1.0, overlap=float("inf"), **ideal)
+    >>> layer = AttentionShape(1, 1, 64, 64, 256.0, "bf16")
+    >>> time = prefill_time(SCALAR, chip, kernel, layer, 1, 128, 128 * 129 / 2, 128)  # one tile of 128 rows and keys
+    >>> time.compute_s, time.seconds  # 2 * (64 + 64) * 128 * 128 / 4194304; 1 + that + write of 2 * 256 * 128 / 65536
+    (1.0, 3.0)
     """
     widening: Num = 0.0
     if parameters.widen_s:
@@ -194,6 +203,15 @@ def decode_time(
 
     Source: Dao et al., "Flash-Decoding for long-context inference" (2023), https://pytorch.org/blog/flash-decoding/;
         the terms were chosen on NVIDIA's aiconfigurator measurements.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=4096000.0, cores=1, bandwidth=256256.0, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, core_bandwidth_ratio=1.0, wave_s=0.0, hidden_s=0.0)
+    >>> none = dict(sequence_s=0.0, combine_s=0.0, split_s=0.0, tail_key_s=0.0)
+    >>> kernel = DecodeParameters.model_construct(launch_s=1.0, overlap=float("inf"), **ideal, **none)
+    >>> time = decode_time(SCALAR, chip, kernel, AttentionShape(1, 1, 64, 64, 256.0, "bf16"), 1, 1, 1000)
+    >>> time.compute_s, time.memory_s  # 2 * (64 + 64) * 16 rows * 1000 / 4096000; (256 * 1000 + 2 * (64 + 64)) / 256256
+    (1.0, 1.0)
     """
     packed = _split_time(xp, limits, parameters, shape, seqs, q_len, kv_tokens, warm)
     if parameters.tail_key_s:
@@ -504,6 +522,15 @@ def one_pass_time(
 
     Source: the launch grid of FlashAttention-2 (Dao 2023, doi:10.48550/arXiv.2307.08691); checked on LLMServingSim's
         mixed batches (vLLM 0.19 on RTX 4090 and RTX PRO 6000).
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=8388608.0, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, tile_s=0.0, tail_share=0.0, sequence_s=0.0)
+    >>> kernel = PrefillParameters.model_construct(launch_s=1.0, overlap=float("inf"), **ideal)
+    >>> layer = AttentionShape(1, 1, 64, 64, 256.0, "bf16")
+    >>> time = one_pass_time(SCALAR, chip, kernel, layer, 1, 128, 128 * 129 / 2, 128, 1, 128)
+    >>> time.compute_s  # two tiles, of the prompt and of the single query: 2 * 2 * (64 + 64) * 128 * 128 / 8388608
+    1.0
     """
     width = shape.qk_dim + shape.v_dim
     heads, cores = shape.num_heads, limits.cores

@@ -67,6 +67,13 @@ def gemm_time(
 
     Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were chosen
         on NVIDIA's aiconfigurator measurements.
+
+    >>> chip = Limits(peak_flops=1e6, cores=1, bandwidth=1e4, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, on_chip_efficiency=1.0, wave_s=0.0, wave_share=1.0)
+    >>> kernel = GemmParameters.model_construct(launch_s=1.0, overlap=float("inf"), tiles=((100, 100),), **ideal)
+    >>> time = gemm_time(SCALAR, chip, kernel, 100, 100, 1000, 2.0, 2.0, 2.0)  # one tile
+    >>> time.compute_s, time.memory_s, time.seconds  # 2 m n k / 1e6; 2 (n k + m k + m n) / 1e4; 1 + the longer
+    (20.0, 42.0, 43.0)
     """
     flops = 2.0 * m * n * k
     moved = weight_bytes * n * k + activation_bytes * m * k + output_bytes * m * n
@@ -157,6 +164,14 @@ def grouped_rows_time(
     again, and rereads them from memory if the matrix is larger than the on-chip store.
 
     Source: ``mul_mv_ext`` of llama.cpp's Metal back end (ggml-metal-ops.cpp, ``r1ptg`` by ``ne11``).
+
+    >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12,
+    ...               vector_flops=1e9)
+    >>> kernel = FewRowsKernel.model_construct(launch_s=0.0, memory_efficiency=1.0, overlap=1.0, unpack=3.0, row=1.0,
+    ...                                        group_rows=4.0)
+    >>> time = grouped_rows_time(SCALAR, chip, kernel, 7, 1e9, 1.0, 1e9, 1.4e10)  # seven rows: two groups of four
+    >>> time.compute_s, time.memory_s  # (3 * 2 groups + 1 * 8 rows) * 1e9 / 1e9; 1e9 bytes, twice
+    (14.0, 2.0)
     """
     if kernel.group_rows >= kernel.most_rows:
         return few_rows_time(xp, limits, kernel, weights, m * weights, moved, flops)
@@ -177,6 +192,12 @@ def few_rows_time(
     further rows are almost free; if unpacking dominates (narrow formats on slow units), each row adds time.
 
     ``weights`` are read once each; ``products`` are multiply-adds: weights times rows per weight.
+
+    >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12,
+    ...               vector_flops=1e9)
+    >>> kernel = FewRowsKernel.model_construct(launch_s=0.5, memory_efficiency=1.0, overlap=1.0, unpack=3.0, row=1.0)
+    >>> few_rows_time(SCALAR, chip, kernel, 1e9, 2e9, 2e9, 4e9).seconds  # 0.5 + (3 * 1e9 + 1 * 2e9) / 1e9 + 2e9 / 1e9
+    7.5
     """
     busy = (kernel.unpack * weights + kernel.row * products) / limits.vector_flops
     drawn = kernel.core_bytes * limits.cores * limits.clock_hz

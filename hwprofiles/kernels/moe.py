@@ -231,6 +231,14 @@ def moe_time(
     and the result is the time of the most loaded one. Weights of each active expert are read once; the tokens of
     each expert are padded to whole tiles (of the fastest shape), and few tiles reach less
     than the memory's bandwidth; activations are gathered and scattered around the products.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=480000.0, cores=1, bandwidth=1e6, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, on_chip_efficiency=1.0, scatter_efficiency=1.0)
+    >>> kernel = MoeParameters.model_construct(launch_s=1.0, overlap=float("inf"), tiles=((1, 100),), **ideal)
+    >>> time = moe_time(SCALAR, chip, kernel, 8, 4, 1, 100, 100, 1.0, 1.0, active_experts=4)
+    >>> time.compute_s, time.bytes  # 2 * 8 * 100 * (2 * 100 + 100) / 480000; 4 * 100 * (2 * 100 + 100) + 2 * 8 * 100
+    (1.0, 121600.0)
     """
     width = intermediate / tensor_parallel
     first = 2.0 * width if gated else width

@@ -26,6 +26,12 @@ def elementwise_time(
     The sum of launch latency, memory time (at the achievable bandwidth, or bound by pieces that cores process one by
     one) and arithmetic that the chip does not overlap. If the kernels are ``chained``, bytes that stay on the chip do
     not count as moved.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> kernel = ElementwiseParameters.model_construct(launch_s=0.5, memory_efficiency=0.5)
+    >>> elementwise_time(SCALAR, chip, kernel, bytes_moved=1e9, launches=2).seconds  # 2 * 0.5 + 1e9 / (0.5 * 1e9)
+    3.0
     """
     bandwidth = limits.bandwidth * parameters.memory_efficiency
     moved = bytes_moved * 1.0
@@ -63,6 +69,14 @@ def collective_time(
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005),
         doi:10.1177/1094342005051521; constants from NCCL and vLLM measurements in NVIDIA's aiconfigurator.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> link = Link.model_construct(bandwidth_bytes_per_s=1e9, latency_s=0.25)
+    >>> ring = dict(launch_s=1.0, bandwidth_efficiency=0.5, copy_share=0.0, fill_s=0.0, fill_bytes=1.0)
+    >>> parameters = CollectiveParameters.model_construct(**ring)
+    >>> time = collective_time(SCALAR, parameters, link, "all_reduce", 1e9, 4)
+    >>> time.latency_s, time.transfer_s  # 1 + 2 * 3 steps * 0.25; 2 * 3 / 4 * 1e9 / (0.5 * 1e9)
+    (2.5, 3.0)
     """
     if operation not in OPERATIONS:
         choices = ", ".join(OPERATIONS)

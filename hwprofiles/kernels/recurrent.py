@@ -62,6 +62,15 @@ def recurrent_prefill_time(
     Chunks of one sequence are sequential; heads and sequences, assumed equally long, run in parallel over the cores.
 
     Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484, section 3.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=14233600.0, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> shape = RecurrentShape(key_heads=1, value_heads=1, key_dim=100, value_dim=100)
+    >>> scan = dict(launch_s=1.0, memory_efficiency=1.0, overlap=float("inf"))
+    >>> scan = RecurrentPrefillParameters.model_construct(compute_efficiency=1.0, chunk_s=0.25, **scan)
+    >>> time = recurrent_prefill_time(SCALAR, chip, scan, shape, 1, 128)  # two chunks wait 0.5 s
+    >>> time.flops, time.seconds  # 128 * (4 * 64 * (100 + 100) + 6 * 100 * 100); 1 + the longest, arithmetic
+    (14233600.0, 2.0)
     """
     key, value, heads = shape.key_dim, shape.value_dim, shape.value_heads
     chunks = xp.ceil(tokens / seqs / CHUNK_TOKENS)
@@ -93,6 +102,15 @@ def recurrent_decode_time(
     The state is read once. Verification writes the state after every token, to roll back to the last accepted one. Few
     heads and sequences cannot saturate the memory bandwidth. A kernel that verifies head by head takes at least
     ``verify_s`` per head.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=8008000.0, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> shape = RecurrentShape(key_heads=1, value_heads=1, key_dim=1000, value_dim=1000)
+    >>> update = dict(launch_s=1.0, memory_efficiency=1.0, overlap=float("inf"))
+    >>> update = RecurrentDecodeParameters.model_construct(core_bandwidth_ratio=1.0, **update)
+    >>> time = recurrent_decode_time(SCALAR, chip, update, shape, 1, 1)
+    >>> time.bytes, time.seconds  # state twice, vectors: 2 * 4 * 1e6 + 2 * 2 * 2000; 1 + that / 8008000
+    (8008000.0, 2.0)
     """
     key, value, heads = shape.key_dim, shape.value_dim, shape.value_heads
     states = seqs * heads * key * value * STATE_BYTES

@@ -69,6 +69,14 @@ def index_time(
     its keys through few cores. Scores are written to memory; the selection reads them, one query per core at a time.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, equation 1; ``fp8_paged_mqa_logits`` of DeepGEMM.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=1e5, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12)
+    >>> ideal = dict(index_efficiency=1.0, index_memory_efficiency=1.0, index_core_ratio=1.0, select_efficiency=1.0)
+    >>> rule = SparseParameters.model_construct(index_launch_s=1.0, select_s=0.0, overlap=float("inf"), **ideal)
+    >>> shape = IndexShape(heads=1, head_dim=50, key_bytes=64, dtype="fp8@dsa", top_k=2000)
+    >>> index_time(SCALAR, chip, rule, shape, 1, 1, 1000, 1000).seconds  # 1 + 2 * 1000 * 1 * 50 / 1e5, no selection
+    2.0
     """
     scores, stored = pairs / shape.ratio, kv_tokens / shape.ratio
     flops = 2.0 * scores * shape.heads * shape.head_dim
@@ -118,6 +126,15 @@ def sparse_time(
     prompts whose entries would all be selected, it recomputes the keys and values of cached tokens.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, section 2.1; FlashMLA's sparse kernels.
+
+    >>> from hwprofiles.formulas import SCALAR
+    >>> chip = Limits(peak_flops=256000.0, cores=1, bandwidth=256256.0, on_chip_bytes=0, on_chip_bandwidth=1e30)
+    >>> ideal = dict(compute_efficiency=1.0, memory_efficiency=1.0, gather_efficiency=1.0, core_bandwidth_ratio=1.0)
+    >>> rule = dict(launch_s=1.0, max_splits=1.0, row_tile=1.0, overlap=float("inf"))
+    >>> rule = SparseParameters.model_construct(**rule, **ideal)
+    >>> time = sparse_time(SCALAR, chip, rule, SparseShape(1, 1, 64, 64, 256.0, "bf16@dsa"), 1, 1, 1000, 1000)
+    >>> time.compute_s, time.memory_s  # 2 * 1000 * (64 + 64) / 256000; (256 * 1000 + 2 * (64 + 64)) / 256256
+    (1.0, 1.0)
     """
     selected = pairs / shape.ratio
     read = selected + xp.minimum(pairs, q_tokens * shape.local)
