@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerun.errors import ForerunError
 from simulator.serving.clock import ROUTE
 from simulator.serving.fleet.fleet_config import FaultEvent, FaultsConfig
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import simpy
 
     from simulator.serving.timeline import Timeline
+
+MOST_FAILURES = 100_000
+"""Maximum failures of one replica in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,17 @@ def break_down(
     fail: Callable[[], None],
     recover: Callable[[], None],
 ) -> Generator[simpy.Event]:
-    """The process that fails and recovers one replica, after the steps that end in the same instant."""
-    for at_s, down_s in times:
+    """The process that fails and recovers one replica, after the steps that end in the same instant.
+
+    Raises:
+        ForerunError: it has failed so often that the run may never end.
+    """
+    for count, (at_s, down_s) in enumerate(times):
+        if count == MOST_FAILURES:
+            raise ForerunError(
+                f"faults: a replica failed {count:,} times in {at_s:.3g} s; raise mtbf_s, or shorten the waits between "
+                "requests"
+            )
         yield env.timeout(max(0.0, at_s - env.now))
         yield env.phase(ROUTE)
         fail()

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 from one_pool import one_pool
 from stub_timers import LinearTimer
 
+from forerun.errors import ForerunError
 from simulator.serving import (
     EngineLimits,
     Faults,
@@ -19,6 +20,7 @@ from simulator.serving import (
     RouterConfig,
 )
 from simulator.serving.clock import on_grid
+from simulator.serving.fleet import faults as faults_module
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 
@@ -166,6 +168,13 @@ def test_random_failures_come_as_often_as_they_should():
     assert abs(downs.mean() - 10.0) < 4 * 10.0 / np.sqrt(len(downs))
     assert [event for _, event in zip(range(5), faults.of(0), strict=False)] == events[:5]
     assert next(iter(faults.of(1))) != events[0]
+
+
+def test_failures_while_nobody_sends_anything_end_in_one_line(monkeypatch):
+    monkeypatch.setattr(faults_module, "MOST_FAILURES", 50)
+    often = Faults(FaultsConfig(mtbf_s=0.3, mttr_s=0.05), 1)
+    with pytest.raises(ForerunError, match=r"failed 50 times in .* raise mtbf_s, or shorten the waits"):
+        disaggregated(faults=often).run(stream([100, 100], [5, 5], arrivals=[0.0, 1e9]))
 
 
 WAY = dataclasses.replace(LIMITS, api_server_s=0.125, api_server_work_s=0.0625)
