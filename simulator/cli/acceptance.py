@@ -14,7 +14,8 @@ Logs = Annotated[
     list[Path],
     Argument(
         metavar="FILE...",
-        help="vLLM or SGLang log, Prometheus counters, benchmark JSON; several: one for each number of draft tokens.",
+        help="Log of vLLM, SGLang, llama-server or TensorRT-LLM, Prometheus counters, benchmark JSON; several: one for "
+        "each number of draft tokens.",
         show_default=False,
     ),
 ]
@@ -101,9 +102,13 @@ def fit_tables(document: Json) -> list[Any]:
             parts.append(Text(f"{label}:\n  acceptance: {_flow(document[key])}"))
     if document["predicted_lengths"] is not None:
         lengths = "  ".join(
-            f"{row['num_speculative_tokens']}: {row['acceptance_length']:.2f}" for row in document["predicted_lengths"]
+            f"{row['num_speculative_tokens']}: {row['acceptance_length']:.2f}"
+            + (f" ({row['low']:.2f} to {row['high']:.2f})" if "low" in row else "")
+            for row in document["predicted_lengths"]
         )
         parts.append(Text(f"Acceptance length by number of draft tokens:\n  {lengths}"))
+        observed = max(fit["at"])
+        parts.append(Text(f"Beyond {observed} draft tokens nothing was observed: there the fitted decay is a guess."))
     else:
         parts.append(Text("One number shows no decay with depth: give rates per position, or runs with other depths."))
     return parts

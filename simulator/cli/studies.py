@@ -113,14 +113,14 @@ def _subject(
     """The subject of a study by its files, ``--set``, ``--vary`` and ``--map``, and the options used up."""
     from simulator.running.scenario import is_log
     from simulator.studies.compare.comparison import variants_from_files
-    from simulator.studies.study_file import load_study, study_of_log
+    from simulator.studies.study_file import load_study_and_logs, study_of_log
 
     vary = arguments.get("vary") or ()
     if len(files) > 1:
         return variants_from_files(files, overrides, vary), {"vary"}
     if takes_logs and is_log(files[0]):
         return study_of_log(files[0], overrides, vary, arguments.get("columns")), {"vary", "columns"}
-    return load_study(files[0], overrides, vary), {"vary"}
+    return load_study_and_logs(files[0], arguments.get("logs") or (), overrides, vary), {"vary"}
 
 
 @contextmanager

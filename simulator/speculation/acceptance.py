@@ -131,7 +131,7 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
                 f"set extrapolate: true to continue its decay to {num_speculative_tokens}"
             )
         return curve.survival(num_speculative_tokens)
-    field, marginal = _measured(acceptance, num_speculative_tokens)
+    field, marginal, drafts = _measured(acceptance, num_speculative_tokens)
     if len(marginal) >= num_speculative_tokens:
         return np.asarray(marginal[:num_speculative_tokens], dtype=np.float64)
     if not acceptance.extrapolate:
@@ -139,7 +139,9 @@ def survival_rates(acceptance: AcceptanceConfig, num_speculative_tokens: int) ->
             f"speculation.acceptance.{field} has {len(marginal)} positions, num_speculative_tokens is "
             f"{num_speculative_tokens}; give a rate for every position, or set extrapolate: true"
         )
-    return np.asarray(np.cumprod(extended(conditional_rates(marginal), num_speculative_tokens)), dtype=np.float64)
+    return np.asarray(
+        np.cumprod(extended(conditional_rates(marginal), num_speculative_tokens, drafts)), dtype=np.float64
+    )
 
 
 def sampler_of(
@@ -152,18 +154,18 @@ def sampler_of(
     )
 
 
-def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float]]:
-    """Name of the acceptance field, and its share of drafts in which each measured position is accepted."""
+def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[float], float | None]:
+    """Name of the acceptance field, its share of drafts in which each measured position is accepted, and its drafts."""
     if acceptance.per_position is not None:
-        return "per_position", acceptance.per_position
+        return "per_position", acceptance.per_position, None
     if acceptance.conditional is not None:
-        return "conditional", np.cumprod(acceptance.conditional).tolist()
+        return "conditional", np.cumprod(acceptance.conditional).tolist(), None
     assert acceptance.log is not None
     from simulator.speculation.engine_logs import read_acceptance
 
     log = read_acceptance(acceptance.log)
     if log.per_position is not None:
-        return f"log: {acceptance.log}", list(log.per_position)
+        return f"log: {acceptance.log}", list(log.per_position), log.num_drafts
     if log.num_speculative_tokens != positions:
         drafted = "an unknown number of" if log.num_speculative_tokens is None else log.num_speculative_tokens
         raise ForerunError(
@@ -171,7 +173,7 @@ def _measured(acceptance: AcceptanceConfig, positions: int) -> tuple[str, list[f
             f"{log.acceptance_length:.2f} at {drafted} draft tokens, not {positions}; "
             f"give acceptance_length and decay instead"
         )
-    return "log", LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions).tolist()
+    return "log", LevelDecay(1.0).with_length(log.acceptance_length, positions).survival(positions).tolist(), None
 
 
 class AcceptanceSampler:

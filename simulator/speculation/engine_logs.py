@@ -1,42 +1,81 @@
 """Acceptance statistics from an engine's output, and level and decay fitted to them.
 
 vLLM's log lines, Prometheus counters and benchmark JSON are those of ``vllm/v1/spec_decode/metrics.py`` and of
-``vllm bench serve --save-result``; SGLang's lines those of its scheduler's decode log. Lengths count the bonus token in
-both engines; vLLM's per-position rates are shares of all drafts, not conditional ones.
+``vllm bench serve --save-result``; SGLang's lines those of its scheduler's decode log, and the histograms those of its
+answers; TensorRT-LLM's counts are of iterations. Lengths count the bonus token in all of them; rates per position are
+shares of all drafts, not conditional ones. A line is read whole wherever a terminal or a page has wrapped it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
+from simulator.speculation.closed_form import expected_length
 from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_acceptance_lengths, fit_survival
+from traces.files import head, open_bytes, unpacked_bytes
 
 LARGEST_JSON_BYTES = 512 * 1024**2
 LONGEST_LINE = 1 << 20
 """Maximum characters of a log that are read as one line."""
-FORMATS = ("vllm-log", "vllm-prometheus", "vllm-bench", "sglang-log")
+CLUSTER = 10.0
+"""Draft tokens per independent observation: tokens of one answer are alike, code is accepted at 0.9, prose at 0.5."""
+FORMATS = (
+    "vllm-log",
+    "vllm-prometheus",
+    "vllm-bench",
+    "sglang-histogram",
+    "sglang-log",
+    "llama-server",
+    "trtllm-stats",
+)
 WANTED = (
     "vLLM 'SpecDecoding metrics:' lines, vLLM's Prometheus counters (vllm:spec_decode_...), vLLM benchmark JSON "
-    "(spec_decode_... keys) or SGLang 'accept len:' lines"
+    "(spec_decode_... keys), SGLang 'accept len:' lines or spec_accept_histogram, llama-server 'draft acceptance' "
+    "lines or TensorRT-LLM specDecodingStats"
 )
 _WHOLE = r"(\d{1,15})"
 _NUMBER = r"(\d{1,15}(?:\.\d{0,30})?(?:[eE][-+]?\d{1,2})?)"
-_VLLM_LENGTH = re.compile(rf"Mean acceptance length: {_NUMBER}")
-_VLLM_ACCEPTED = re.compile(rf"Accepted: {_WHOLE} tokens")
-_VLLM_DRAFTED = re.compile(rf"Drafted: {_WHOLE} tokens")
-_VLLM_RATES = re.compile(rf"Per-position acceptance rate: ({_NUMBER}(?:, {_NUMBER})*)")
+_LIST = rf"({_NUMBER}(?:,{_NUMBER})*)"
+# Lines without their blanks, so that they match wherever they were wrapped.
+_VLLM_LENGTH = re.compile(rf"Meanacceptancelength:{_NUMBER}")
+_VLLM_ACCEPTED = re.compile(rf"Accepted:{_WHOLE}tokens")
+_VLLM_DRAFTED = re.compile(rf"Drafted:{_WHOLE}tokens")
+_VLLM_RATES = re.compile(rf"Per-positionacceptancerate:{_LIST}")
+_VLLM_V0 = re.compile(
+    rf"Numberofspeculativetokens:{_WHOLE},Numberofacceptedtokens:{_WHOLE},Numberofdrafttokens:{_WHOLE},"
+)
 _SAMPLE = re.compile(rf"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{{(.*)\}})?\s+{_NUMBER}(?:\s+\d+)?\s*$")
 _POSITION = re.compile(r'(?:^|,)\s*position="(\d{1,6})"')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_SGLANG = re.compile(rf"#running-req: {_WHOLE},.*?accept len: {_NUMBER}")
+_SGLANG = re.compile(rf"#running-req:{_WHOLE},.*?acceptlen:{_NUMBER}")
 _SGLANG_ARGUMENT = re.compile(r"speculative_(num_steps|eagle_topk|num_draft_tokens)=(\d{1,6})\b")
+_HISTOGRAM = re.compile(r"spec_(accept|correct_drafts)_histogram[\"']?:\[((?:\d{1,15},)*\d{1,15})\]")
+_LLAMA = re.compile(
+    rf"draftacceptance=[\d.]+\({_WHOLE}accepted/{_WHOLE}generated\),meanacceptancelength={_NUMBER},"
+    rf"acceptancerateperposition=\({_LIST}\)"
+)
+_TRTLLM = re.compile(
+    rf"numDraftTokens[\"']?:{_WHOLE},[\"']?numAcceptedTokens[\"']?:{_WHOLE},"
+    rf"[\"']?numRequestsWithDraftTokens[\"']?:{_WHOLE}"
+)
+_NEW_RECORD = re.compile(
+    r"\s*(?:\(.{0,40}?\) ?)?(?:INFO|DEBUG|WARNING|ERROR)\b|\s*(?:\[|\d+\t)?\d{4}-\d\d-\d\d|\d+\.\d\d\.\d{3}"
+    r"|\w+:\w+[{ ]|#|[\[{]|\s*$"
+    r"|.*(?:SpecDecoding metrics|Speculative metrics|Decode batch|draft acceptance|speculative_num)"
+)
+MOST_WRAPPED = 8
+"""Most lines into which a line is taken to be wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +106,29 @@ def read_acceptance(path: str | Path) -> AcceptanceLog:
     file = Path(path)
     if file.is_dir():
         raise ForerunError(f"{file}: is a folder, not an engine log")
-    try:
-        if (document := _as_json(file)) is not None:
-            return _from_bench(document, str(file))
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            return _from_lines(iter(lambda: lines.readline(LONGEST_LINE), ""), str(file))
-    except FileNotFoundError:
-        raise ForerunError(f"{file}: no such file") from None
-    except OSError as error:
-        raise ForerunError(f"{file}: cannot be read ({error.strerror})") from None
+    document = _as_json(file)
+    if document is not None and not _COUNTED.search(text := json.dumps(document)):
+        return _from_bench(document, str(file))
+    if document is not None:
+        return _from_lines([text], str(file))
+    with open_bytes(file) as stream, TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines:
+        return _from_lines(iter(lambda: lines.readline(LONGEST_LINE), ""), str(file))
+
+
+_COUNTED = re.compile("numRequestsWithDraftTokens|spec_(?:accept|correct_drafts)_histogram")
+"""Counts in JSON documents that are read as a log's lines."""
 
 
 def _as_json(file: Path) -> Any | None:
-    """The document of a JSON file, or None if the file is something else."""
-    with file.open("rb") as stream:
-        start = stream.read(4096).lstrip(b"\xef\xbb\xbf").lstrip()
-    if not start.startswith(b"{"):
+    """The document of a JSON file, or None where the file is something else."""
+    if not head(file, 4096).lstrip(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[{", b"[\n")):
         return None
     if file.stat().st_size > LARGEST_JSON_BYTES:
         raise ForerunError(
             f"{file}: larger than {LARGEST_JSON_BYTES >> 20} MiB; give the summary JSON of the benchmark"
         )
     try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
+        return json.loads(unpacked_bytes(file).decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None
 
@@ -125,16 +164,52 @@ def _from_bench(document: Any, source: str) -> AcceptanceLog:
     return _checked(AcceptanceLog(source, "vllm-bench", 1, positions, length, per_position, drafts, drafted, accepted))
 
 
-def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
-    vllm, sglang, samples = _VllmLines(source), _SglangLines(source), _Counters(source)
+def _records(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Lines of a log with their numbers, each with the lines into which it was wrapped."""
+    first, record = 0, list[str]()
     for number, line in enumerate(lines, start=1):
-        if "SpecDecoding metrics:" in line:
-            vllm.add(line, number)
-        elif "accept len:" in line or "speculative_num" in line:
-            sglang.add(line)
-        elif line.startswith("vllm:spec_decode_num_"):
-            samples.add(line)
-    for reader in (vllm, samples, sglang):
+        if record and (len(record) == MOST_WRAPPED or _NEW_RECORD.match(line)):
+            yield first, "".join(record)
+            record = []
+        if not record:
+            first = number
+        record.append(line)
+    if record:
+        yield first, "".join(record)
+
+
+def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
+    vllm, sglang, samples = _VllmLines(source, "vllm-log"), _SglangLines(source), _Counters(source)
+    old, histograms, llama, trtllm = (
+        _Tally(source, name) for name in ("vllm-log", "sglang-histogram", "llama-server", "trtllm-stats")
+    )
+    for number, record in _records(lines):
+        text = "".join(record.split())
+        if "SpecDecodingmetrics:" in text:
+            vllm.read(text, number)
+        elif match := _VLLM_V0.search(text):  # counts since the start of the engine
+            tokens, accepted, drafted = map(int, match.groups())
+            old = _Tally(source, "vllm-log", tokens=tokens)
+            old.add(drafted / max(1, tokens), drafted, accepted, None, number)
+        elif match := _LLAMA.search(text):
+            shares = [float(rate) for rate in match[4].split(",")]
+            accepted, length = int(match[1]), float(match[3])
+            drafts = accepted / sum(shares) if sum(shares) > 0 else accepted / max(length - 1.0, 1e-9)
+            llama.add(drafts or int(match[2]) / len(shares), int(match[2]), accepted, shares, number)
+        elif "acceptlen:" in text or "speculative_num" in text:
+            sglang.add(text)
+        elif record.startswith("vllm:spec_decode_num_"):
+            samples.add(record)
+        for match in _TRTLLM.finditer(text):
+            drafted, accepted, drafts = map(int, match.groups())
+            trtllm.add(drafts, drafted, accepted, None, number)
+        names = [match[1] for match in _HISTOGRAM.finditer(text)]
+        for match in (one for one in _HISTOGRAM.finditer(text) if one[1] == names[0]):  # the other is its alias
+            steps = [int(count) for count in match[2].split(",")]
+            beyond = [sum(steps[depth:]) for depth in range(len(steps))]
+            shares = [count / max(1, beyond[0]) for count in beyond[1:]]
+            histograms.add(beyond[0], beyond[0] * len(shares), sum(beyond[1:]), shares, number)
+    for reader in (vllm, samples, histograms, sglang, llama, trtllm, old):
         if reader.records:
             return _checked(reader.result())
     if vllm.incomplete is not None:
@@ -144,58 +219,71 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
     raise ForerunError(f"{source}: has no counts of accepted draft tokens; expected: {WANTED}")
 
 
-class _VllmLines:
-    """vLLM's periodic log lines, each about the time since the line before it."""
+class _Tally:
+    """Drafts and their accepted tokens, summed over the records of a log."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, format: str, tokens: int | None = None) -> None:
+        self.source, self.format, self.tokens = source, format, tokens
         self.records = 0
         self.drafts = self.drafted = self.accepted = 0.0
         self.at_position: list[float] | None = None
-        self.incomplete: int | None = None
-        """First line that counts no tokens."""
 
-    def add(self, line: str, number: int) -> None:
-        text = line.partition("SpecDecoding metrics:")[2]
-        accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
-        if accepted is None or drafted is None:
-            self.incomplete = self.incomplete or number
-            return
-        rates, length = _VLLM_RATES.search(text), _VLLM_LENGTH.search(text)
-        shares = [float(r) for r in rates[1].split(", ")] if rates else None
+    def add(self, drafts: float, drafted: float, accepted: float, shares: list[float] | None, number: int) -> None:
+        """Add a record: its verify steps, tokens, and the share of drafts in which each position is accepted."""
         if shares is not None and self.records and (self.at_position is None or len(shares) != len(self.at_position)):
-            raise ForerunError(
-                f"{self.source}:{number}: the number of positions changes to {len(shares)}; "
-                f"give the lines of one setting only"
-            )
-        drafts = _drafts_of_line(float(accepted[1]), float(drafted[1]), shares, length)
-        if drafts is None:
-            return
+            if self.format == "vllm-log":
+                raise ForerunError(
+                    f"{self.source}:{number}: the number of positions changes to {len(shares)}; "
+                    f"give the lines of one setting only"
+                )
+            deepest = max(len(shares), len(self.at_position or ()))
+            shares = [*shares, *[0.0] * (deepest - len(shares))]
+            self.at_position = [*(self.at_position or ()), *[0.0] * (deepest - len(self.at_position or ()))]
         self.records += 1
         self.drafts += drafts
-        self.drafted += float(drafted[1])
-        self.accepted += float(accepted[1])
+        self.drafted += drafted
+        self.accepted += accepted
         if shares is not None:
             before = self.at_position or [0.0] * len(shares)
             self.at_position = [total + share * drafts for total, share in zip(before, shares, strict=True)]
 
     def result(self) -> AcceptanceLog:
         if not self.drafts:
-            raise ForerunError(f"{self.source}: its SpecDecoding lines count no draft")
+            raise ForerunError(f"{self.source}: its lines on speculation count no draft")
         rates = None
         if self.at_position is not None:
             rates = _never_rising([total / self.drafts for total in self.at_position], self.source)
         return AcceptanceLog(
             source=self.source,
-            format="vllm-log",
+            format=self.format,
             records=self.records,
-            num_speculative_tokens=len(rates) if rates else round(self.drafted / self.drafts),
+            num_speculative_tokens=len(rates) if rates else self.tokens or round(self.drafted / self.drafts),
             acceptance_length=1.0 + self.accepted / self.drafts,
             per_position=rates,
             num_drafts=float(round(self.drafts)),
             draft_tokens=self.drafted,
             accepted_tokens=self.accepted,
         )
+
+
+class _VllmLines(_Tally):
+    """vLLM's periodic log lines, each about the time since the line before it."""
+
+    incomplete: int | None = None
+    """First line that counts no tokens."""
+
+    def read(self, line: str, number: int) -> None:
+        """Add a line, without its blanks."""
+        text = line.partition("SpecDecodingmetrics:")[2]
+        accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
+        if accepted is None or drafted is None:
+            self.incomplete = self.incomplete or number
+            return
+        rates, length = _VLLM_RATES.search(text), _VLLM_LENGTH.search(text)
+        shares = [float(rate) for rate in rates[1].split(",")] if rates else None
+        drafts = _drafts_of_line(float(accepted[1]), float(drafted[1]), shares, length)
+        if drafts is not None:
+            self.add(drafts, float(drafted[1]), float(accepted[1]), shares, number)
 
 
 def _drafts_of_line(
@@ -357,17 +445,43 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
         if logs[0].per_position is not None:
             measured = {"per_position": [round(rate, 4) for rate in logs[0].per_position]}
     by_decay, predicted = None, None
+    factors = rate_factors(logs[0]) if len(logs) == 1 else (1.0, 1.0)
     if fit is not None and fit.decay_identified:
         by_decay = {"alpha": round(fit.model.level, 4), "decay": round(fit.model.decay, 4)}
-        lengths = {tokens: fit.model.acceptance_length(tokens) for tokens in range(1, PREDICTED + 1)}
-        predicted = [{"num_speculative_tokens": k, "acceptance_length": length} for k, length in lengths.items()]
+        predicted = [_predicted(fit.model.conditional(tokens), factors) for tokens in range(1, PREDICTED + 1)]
     return {
         "logs": [_log(log) for log in logs],
         "fit": None if fit is None else _goodness(fit),
         "acceptance": measured,
         "acceptance_by_decay": by_decay,
         "predicted_lengths": predicted,
+        "rate_factors": list(factors),
     }
+
+
+def _predicted(rates: FloatArray, factors: tuple[float, float]) -> Document:
+    """Acceptance length of a chain with these conditional rates, and with the rates at both ends of their interval."""
+    low, length, high = (expected_length(np.minimum(rates * factor, 1.0)) for factor in (factors[0], 1.0, factors[1]))
+    ends = {} if factors == (1.0, 1.0) else {"low": low, "high": high}
+    return {"num_speculative_tokens": len(rates), "acceptance_length": length, **ends}
+
+
+def rate_factors(log: AcceptanceLog) -> tuple[float, float]:
+    """Ends of the 90 % interval of a log's acceptance rate over the rate itself; 1 and 1 without counts.
+
+    The rate is that of all draft tokens whose predecessors were accepted; its posterior is a beta distribution after
+    Jeffreys' prior, with ``CLUSTER`` tokens as one observation.
+    """
+    if not log.num_drafts or log.accepted_tokens is None or log.per_position is None:
+        return 1.0, 1.0
+    from scipy.special import betaincinv  # slow to import, and most runs do without
+
+    reached = log.num_drafts * (1.0 + sum(log.per_position[:-1]))
+    accepted = log.num_drafts * sum(log.per_position)
+    rate = accepted / reached
+    a, b = accepted / CLUSTER + 0.5, max(0.0, reached - accepted) / CLUSTER + 0.5
+    low, high = (float(betaincinv(a, b, share)) for share in (0.05, 0.95))
+    return (min(1.0, low / rate), max(1.0, min(high, 1.0) / rate)) if rate > 0 else (1.0, 1.0)
 
 
 def _fit(logs: Sequence[AcceptanceLog]) -> AcceptanceFit | None:

@@ -163,6 +163,9 @@ def fit_survival(survival: Sequence[float], drafts: float | None = None) -> Acce
     before = np.array([reached[i] for i in positions])
     rates = np.array([survival[i] for i in positions]) / before
     trials = before * (1.0 if drafts is None else drafts)
+    observed = rates
+    if drafts is not None:
+        rates, trials = (rates * trials + 0.5) / (trials + 1.0), trials + 1.0
 
     def residuals(model: LevelDecay) -> FloatArray:
         return _deviance_residuals(rates, model.conditional(len(survival))[positions], trials)
@@ -182,7 +185,7 @@ def fit_survival(survival: Sequence[float], drafts: float | None = None) -> Acce
         decay_identified=len(positions) > 1,
         quantity="conditional",
         at=tuple(i + 1 for i in positions),
-        observed=tuple(rates.tolist()),
+        observed=tuple(observed.tolist()),
         predicted=tuple(model.conditional(len(survival))[positions].tolist()),
         level_error=None if errors is None else float(errors[0]),
         decay_error=None if errors is None or np.isnan(errors[1]) else float(errors[1]),
@@ -197,7 +200,7 @@ def conditional_rates(marginal: Sequence[float]) -> list[float]:
     return [here / before for before, here in zip(reached, marginal, strict=True) if before > 0]
 
 
-def extended(conditional: Sequence[float], positions: int) -> FloatArray:
+def extended(conditional: Sequence[float], positions: int, drafts: float | None = None) -> FloatArray:
     """Measured conditional rates, extended to ``positions`` by a fitted level and decay."""
     if len(conditional) >= positions:
         return np.asarray(conditional[:positions], dtype=np.float64)
@@ -205,7 +208,7 @@ def extended(conditional: Sequence[float], positions: int) -> FloatArray:
         return np.concatenate((np.asarray(conditional), np.zeros(positions - len(conditional))))
     if len(conditional) < 2:
         raise ForerunError("one position shows no decay to extrapolate; give the rates of two positions or more")
-    model = fit_survival(np.cumprod(conditional).tolist()).model
+    model = fit_survival(np.cumprod(conditional).tolist(), drafts).model
     return np.concatenate((np.asarray(conditional), model.conditional(positions)[len(conditional) :]))
 
 

@@ -258,6 +258,7 @@ def named(policy: PolicyName | PolicyConfig) -> PolicyConfig:
 
 
 Rates = Annotated[list[Share], Field(min_length=1)]
+NEEDS_ACCEPTANCE = "needs acceptance"
 ACCEPTANCE_SOURCES = ("per_position", "conditional", "alpha", "acceptance_length", "curve", "log")
 DECAYING = ("alpha", "acceptance_length")
 """Sources of acceptance that take a ``decay``."""
@@ -514,8 +515,8 @@ class SpeculationConfig(Section):
             )
         if self.acceptance is None:
             raise ValueError(
-                f"method '{self.method}' needs acceptance: what your engine counted ({{log: engine.log}}), a published "
-                "curve ({curve: NAME}; forerun workloads curves lists them), or rates such as "
+                f"method '{self.method}' {NEEDS_ACCEPTANCE}: what your engine counted ({{log: engine.log}}), a "
+                "published curve ({curve: NAME}; forerun workloads curves lists them), or rates such as "
                 "{conditional: [0.75, 0.7, 0.65]}" + ("" if self._has_drafter else f"; and {DRAFTER}")
             )
         self._check_draft()

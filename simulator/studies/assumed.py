@@ -17,6 +17,7 @@ from simulator.running.scenario import Scenario
 from simulator.speculation import AcceptanceConfig, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.attention_level.parameters import mechanism_costs
+from simulator.speculation.engine_logs import rate_factors, read_acceptance
 from simulator.speculation.methods import METHODS
 from simulator.speculation.proposal import drafter_survival
 from simulator.studies.study_file import apply_settings
@@ -154,12 +155,15 @@ def _speculation(scenario: Scenario) -> list[AssumedParameter]:
     if speculation is None or speculation.method == "none":
         return []
     parameters = []
-    if speculation.acceptance is not None and speculation.acceptance.log is None:
-        source = "published curve, other traffic" if speculation.acceptance.curve else "the scenario's figure"
-        says = "conditional acceptance rates"
-        parameters.append(
-            AssumedParameter(ACCEPTANCE, says, *ACCEPTANCE_FACTORS, "factor", source, change=with_acceptance_scaled)
-        )
+    acceptance, factors, says = speculation.acceptance, ACCEPTANCE_FACTORS, "conditional acceptance rates"
+    if acceptance is not None:
+        source = "published curve, other traffic" if acceptance.curve else "the scenario's figure"
+        if acceptance.log is not None:
+            factors, source = rate_factors(read_acceptance(acceptance.log)), "the log's number of drafts"
+        if factors[0] < factors[1]:
+            parameters.append(
+                AssumedParameter(ACCEPTANCE, says, *factors, "factor", source, change=with_acceptance_scaled)
+            )
     known = method_overhead(scenario.engine.framework, speculation.method)
     if known.source.kind != "assumed":
         return parameters

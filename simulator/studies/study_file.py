@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
@@ -31,6 +32,9 @@ from simulator.running.scenario import (
     scenario_in,
     with_settings,
 )
+from simulator.speculation.engine_logs import read_acceptance
+from simulator.speculation.speculation_config import NEEDS_ACCEPTANCE
+from traces.llama_cpp import read_llama_cpp
 
 STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")
@@ -119,6 +123,31 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
         raise ForerunError(f"{file}: metric: name a key of the summary, such as mean_tpot_ms (got {metric!r})")
     study = StudyFile(str(file), scenario, axes | parse_vary(vary), (), file.parent, metric)
     return replace(study, variants=_variants(specs or (), study))
+
+
+def load_study_and_logs(
+    path: str | Path, logs: Sequence[str | Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
+) -> StudyFile:
+    """The study in a file, with the acceptance that engine logs counted where its speculation states none."""
+    try:
+        return load_study(path, overrides, vary)
+    except ForerunError as problem:
+        if not logs or NEEDS_ACCEPTANCE not in str(problem):
+            raise
+        return load_study(path, [*overrides, f"speculation.acceptance={_acceptance_of(logs)}"], vary)
+
+
+def _acceptance_of(logs: Sequence[str | Path]) -> str:
+    """Acceptance section of engine logs: the first with rates per position, else the acceptance length of all."""
+    for file in logs:
+        with suppress(ForerunError):
+            if read_acceptance(file).per_position is not None:
+                return f"{{log: {json.dumps(str(Path(file).resolve()))}}}"
+    rates = [rate for file in logs for rate in read_llama_cpp(Path(file)) if rate.drafted]
+    if not rates:
+        raise ForerunError(f"{logs[0]}: counts no drafts, and the scenario's speculation states no acceptance")
+    length = 1.0 + sum(rate.accepted for rate in rates) / sum(rate.cycles for rate in rates)
+    return f"{{acceptance_length: {length:.4f}}}"
 
 
 LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}

@@ -52,6 +52,7 @@ from simulator.serving import GapCounts, RequestRecords, RunLog, SpeculationCoun
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary, seen_worth
+from simulator.speculation.engine_logs import rate_factors, read_acceptance
 from simulator.speculation.speculation_config import named
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
@@ -89,6 +90,8 @@ on one table of guidellm at concurrency 1, where this work is a quarter of it.""
 ACCEPTANCE = "acceptance"
 ACCEPTANCE_ENDS = (0.9, 1.1)
 """90 % ends of acceptance rates from other traffic: curves of one drafter differ by some 10 % between tasks."""
+LEAST_ACCEPTANCE_RANGE = 0.01
+"""Relative width of the sampling error of a log's acceptance rate below which it is not served again."""
 PHASE = "phase"
 """Axis of a closed loop in lock step, whose order of prompts depends on milliseconds. Its cycle is the same; how that
 divides into TTFT and TPOT is not known."""
@@ -233,13 +236,20 @@ def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: Floa
 
 
 def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
-    """Survival rates at both ends of the acceptance range; empty without drafting or if an engine log gives the
-    rates."""
+    """Survival rates at both ends of the acceptance range; empty without drafting.
+
+    Those of an engine's log are the ends of its sampling error; empty if it counts so many drafts that there is none.
+    """
     speculation = scenario.speculation
-    if speculation is None or speculation.acceptance is None or speculation.acceptance.log is not None:
+    if speculation is None or speculation.acceptance is None:
         return []
+    ends = ACCEPTANCE_ENDS
+    if speculation.acceptance.log is not None:
+        ends = rate_factors(read_acceptance(speculation.acceptance.log))
+        if ends[1] - ends[0] < LEAST_ACCEPTANCE_RANGE:
+            return []
     survival = [float(share) for share in draft_survival(speculation)]
-    return [np.asarray(scaled_survival(survival, factor)) for factor in ACCEPTANCE_ENDS]
+    return [np.asarray(scaled_survival(survival, factor)) for factor in ends]
 
 
 def _api_server_ms(build: Build, stream: RequestStream) -> float:

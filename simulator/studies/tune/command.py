@@ -158,10 +158,11 @@ def tune_machine(
     Raises:
         ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
     """
-    from simulator.studies.study_file import study_of
+    from simulator.studies.study_file import load_study_and_logs, study_of
     from simulator.studies.tune.machine import tuned_machine
 
-    base = study_of(scenario).scenario
+    loaded = load_study_and_logs(scenario, logs) if isinstance(scenario, str | Path) else scenario
+    base = study_of(loaded).scenario
     if base.speculation is None or base.speculation.method == "none":
         raise ForerunError(f"{NO_DRAFTER}{{method: mtp, num_speculative_tokens: 2, acceptance: {{alpha: 0.8}}}}")
     return tuned_machine(base, logs, measured, p_min, **_axes(batch, context, tokens))

@@ -24,7 +24,8 @@ from simulator.running.drafting import method_overhead
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from simulator.speculation.confidence import threshold_chain
-from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths
+from simulator.speculation.engine_logs import CLUSTER, read_acceptance
+from simulator.speculation.level_decay import LevelDecay, conditional_rates, fit_acceptance_lengths, fit_survival
 from simulator.speculation.methods import names_in
 from simulator.studies.engine_flags import engine_name
 from simulator.studies.frame import study_header
@@ -40,9 +41,8 @@ SPEED_SPREAD, ROW_SPREAD = 0.12, 0.35
 are 6 to 11 % of one-row rates at the median, and 20 to 30 % of batches at the 90th percentile."""
 RATE_NOISE, MODEL_NOISE = 0.03, 0.05
 """Standard deviation of a measured rate, and of a priced step that was not measured itself."""
-ACCEPTANCE_SPREAD, CLUSTER = 0.08, 10.0
-"""Standard deviation of an unmeasured acceptance rate, and draft tokens per independent observation. Tokens of one
-answer are alike: code is accepted at 0.9, prose at 0.5."""
+ACCEPTANCE_SPREAD = 0.08
+"""Standard deviation of an unmeasured acceptance rate."""
 P_MINS = (0.0, 0.6, 0.75)
 """Confidence thresholds to try: a draft ends at the first token whose confidence is lower."""
 LEVEL = 1.645
@@ -307,6 +307,11 @@ def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, st
 
 def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> FloatArray:
     """Chance that at least 1, 2, ... draft tokens are accepted, as the log or the scenario says."""
+    acceptance = None if scenario.speculation is None else scenario.speculation.acceptance
+    counted = None if acceptance is None or acceptance.log is None else read_acceptance(acceptance.log)
+    if counted is not None and counted.per_position is not None:
+        model = fit_survival(counted.per_position, counted.num_drafts).model
+        return LevelDecay(model.level, min(model.decay, 1.0)).survival(deepest)
     if lengths:
         bounded = {drafted: min(length, drafted + 0.98) for drafted, length in lengths.items()}
         model = fit_acceptance_lengths(bounded).model

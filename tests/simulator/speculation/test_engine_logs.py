@@ -1,6 +1,7 @@
 """Acceptance from the files that engines write, each in its own format."""
 
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -148,13 +149,13 @@ def test_a_fit_reports_level_decay_and_the_block_to_paste(written):
     assert fit["level"] == pytest.approx(0.8, abs=1e-3)
     assert fit["decay"] == pytest.approx(0.9, abs=1e-3)
     assert fit["level_error"] == pytest.approx((0.8 * 0.2 / 1000) ** 0.5, rel=0.05)
-    assert fit["length_error_percent"] < 0.01
+    assert fit["length_error_percent"] < 0.05
     assert fit["rate_error"] < 1e-3
     assert document["acceptance"] == {"per_position": [0.8, 0.576]}
-    assert document["acceptance_by_decay"] == {"alpha": 0.8, "decay": 0.9}
+    assert document["acceptance_by_decay"] == pytest.approx({"alpha": 0.8, "decay": 0.9}, abs=1e-3)
     assert document["logs"][0]["conditional"] == pytest.approx([0.8, 0.72])
     lengths = {row["num_speculative_tokens"]: row["acceptance_length"] for row in document["predicted_lengths"]}
-    assert lengths == {k: pytest.approx(LevelDecay(0.8, 0.9).acceptance_length(k), abs=2e-3) for k in range(1, 9)}
+    assert lengths == {k: pytest.approx(LevelDecay(0.8, 0.9).acceptance_length(k), abs=4e-3) for k in range(1, 9)}
     json.dumps(document, allow_nan=False)
     with pytest.raises(ForerunError, match="give the file of an engine"):
         fit_acceptance([])
@@ -196,3 +197,66 @@ def test_measured_counters_are_fitted(shared_data):
         fit = fit_survival(survival, float(row["drafts"]))
         assert fit.model.level == pytest.approx(survival[0], abs=0.03)
         assert fit.model.acceptance_length(positions) == pytest.approx(float(row["accept_length"]), rel=0.02)
+
+
+LLAMA_LINE = (
+    "0.09.401.679 I slot print_timing: id  1 | task 90 | draft acceptance = 0.54671 (  158 accepted /   289 generated)"
+    ", mean acceptance length =  2.63, acceptance rate per position = (0.742, 0.536, 0.361)"
+)
+V0_LINE = (
+    "INFO 03-01 10:00:0{0} [metrics.py:477] Speculative metrics: Draft acceptance rate: 0.600, System efficiency: "
+    "0.500, Number of speculative tokens: 3, Number of accepted tokens: {0}6, Number of draft tokens: {0}00, Number of "
+    "emitted tokens: 999."
+)
+ITERATION = {"numDraftTokens": 30, "numAcceptedTokens": 15, "numRequestsWithDraftTokens": 10, "acceptanceLength": 2.5}
+ANSWER = {"meta_info": {"spec_accept_histogram": [2, 3, 5], "spec_correct_drafts_histogram": [2, 3, 5]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "format", "length", "rates"),
+    [
+        (LLAMA_LINE, "llama-server", 2.639, (0.742, 0.536, 0.361)),
+        (LLAMA_LINE + "\n" + LLAMA_LINE, "llama-server", 2.639, (0.742, 0.536, 0.361)),
+        (V0_LINE.format(5) + "\n" + V0_LINE.format(6), "vllm-log", 1 + 3 * 66 / 600, None),
+        (json.dumps([{"specDecodingStats": ITERATION}] * 2, indent=1), "trtllm-stats", 2.5, None),
+        (json.dumps({"specDecodingStats": ITERATION}), "trtllm-stats", 2.5, None),
+        ("\n".join([json.dumps(ANSWER)] * 2), "sglang-histogram", 2.3, (0.8, 0.5)),
+        (f"[2026-08-02 23:42:16] Finish: obj=X(rid='r'), out={ANSWER}", "sglang-histogram", 2.3, (0.8, 0.5)),
+    ],
+)  # fmt: skip
+def test_counts_of_every_engine(written, text, format, length, rates):
+    log = read_acceptance(written(text))
+    assert (log.format, log.acceptance_length) == (format, pytest.approx(length, abs=1e-3))
+    assert log.per_position == (None if rates is None else pytest.approx(rates))
+
+
+@pytest.mark.parametrize("width", [40, 80, 133])
+@pytest.mark.parametrize("indent", ["", "  "])
+@pytest.mark.parametrize("line", [VLLM_LINE, LLAMA_LINE])
+def test_wrapped_lines_are_read_whole(written, width, indent, line):
+    pieces = [line[at : at + width] for at in range(0, len(line), width)]
+    wrapped = ("\r\n" + indent).join(pieces)
+    log, plain = read_acceptance(written([OTHER_LINE, wrapped, OTHER_LINE])), read_acceptance(written(line))
+    assert (log.per_position, log.num_drafts) == (plain.per_position, plain.num_drafts)
+
+
+def test_compressed_logs_are_read(tmp_path):
+    path = tmp_path / "engine.log.gz"
+    path.write_bytes(gzip.compress(VLLM_LINE.encode()))
+    assert read_acceptance(path).num_drafts == 55
+    path.write_bytes(gzip.compress(VLLM_LINE.encode())[:40])
+    with pytest.raises(ForerunError, match="gzip data is damaged"):
+        read_acceptance(path)
+
+
+def test_a_few_drafts_that_were_all_accepted_are_no_certainty(written):
+    """61 drafts: the rate is Jeffreys' posterior mean, and its interval counts ten tokens of an answer as one."""
+    line = "SpecDecoding metrics: Accepted: {0} tokens, Drafted: {0} tokens, Per-position acceptance rate: 1.000, 1.000"
+    document = fit_acceptance([written(line.format(122))])
+    assert document["fit"]["level"] == pytest.approx(61.5 / 62, abs=1e-3)
+    assert document["rate_factors"] == [pytest.approx(0.857, abs=0.01), 1.0]
+    last = document["predicted_lengths"][-1]
+    assert last["low"] < 6 < 8 < last["acceptance_length"] < 9
+    many = fit_acceptance([written(line.format(200_000))])
+    assert many["rate_factors"][0] > 0.999
+    assert many["predicted_lengths"][-1]["acceptance_length"] > 8.99

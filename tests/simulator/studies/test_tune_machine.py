@@ -100,6 +100,28 @@ def test_a_log_gives_rates_and_acceptance(tmp_path, forerun):
     assert "What drafting brings" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_log_supplies_the_acceptance_that_the_scenario_lacks(tmp_path, forerun, positions):
+    """Rates per position where the server prints them, else the acceptance length of its requests."""
+    scenario = {**DATA, "speculation": {key: one for key, one in DATA["speculation"].items() if key != "acceptance"}}
+    (tmp_path / "laptop.json").write_text(json.dumps(scenario))
+    rates = ", mean acceptance length = 2.64, acceptance rate per position = (0.742, 0.536, 0.361)" if positions else ""
+    line = f"draft acceptance = 0.54671 (  158 accepted /   289 generated){rates}"
+    log = tmp_path / "server.log"
+    log.write_text(f"eval time = 4300.00 ms / 254 tokens\n{line}\n")
+    command = ("tune", tmp_path / "laptop.json", "--from-log", log, "--tokens", "1,2,3", "--json", "-")
+    lengths = {
+        row["num_speculative_tokens"]: row["acceptance_length"]
+        for row in forerun(*command).document["table"]
+        if not row["p_min"]
+    }
+    assert lengths[3] == pytest.approx(2.64, abs=0.03)
+    assert lengths[1] == pytest.approx(1.742 if positions else 1.728, abs=0.01)
+    refused = forerun("tune", tmp_path / "laptop.json")
+    assert refused.code == 2
+    assert "needs acceptance" in refused.err
+
+
 def test_slots_draft_one_after_another():
     """Four streams of llama.cpp have four times the draft passes; drafting brings less the more there are."""
     result = tune_machine(local(), tokens=[3], p_min=[0.0], batch=[1, 4])
