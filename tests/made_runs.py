@@ -45,7 +45,11 @@ def make_result(requests: RequestRecords, **parts: Any) -> Any:
     scenario = SimpleNamespace(
         slo=parts.pop("slo", {}), prices=None, hardware=SimpleNamespace(replicas=parts.pop("replicas", 1), chip="x")
     )
-    kv = KvCacheReport(100, 16, 50, 25.0, 3, None, 1000.0, 1e9, 0.0, 1e8, 8e9, False)
+    kv = KvCacheReport(
+        num_blocks=100, block_size=16, capacity_tokens=1600, peak_blocks=50, mean_blocks=25.0, peak_use=0.5,
+        mean_use=0.25, preemptions=3, prefix_hit_tokens=None, bytes_per_token=1000.0, weights_bytes=1e9,
+        draft_weights_bytes=0.0, activation_bytes=1e8, capacity_bytes=8e9, overridden=False,
+    )  # fmt: skip
     defaults: dict[str, Any] = {
         "scenario": scenario,
         "seed": 7,

@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 import forerun as fr
 from forerun.document import json_schema
 from forerun.tables import glossary_text
+from simulator.running.metrics import RunDocument
 from simulator.studies.plan.thresholds import ThresholdsResult
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
@@ -43,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write the JSON Schema of every study's document."""
+    """Write the JSON Schema of every typed document."""
     folder = Path(config.site_dir) / "reference" / "schemas"
     folder.mkdir(parents=True, exist_ok=True)
     for kind, schema in _documents().items():
@@ -496,11 +497,11 @@ def traces_page() -> Iterator[str]:
 def _documents() -> dict[str, Any]:
     """JSON Schema of the typed documents, by kind of result."""
     results = (fr.CompareResult, fr.PlanResult, ThresholdsResult, fr.SweepResult, fr.TuneResult)
-    return {one.kind: json_schema(one.document_type) for one in results}
+    return {"run": json_schema(RunDocument)} | {one.kind: json_schema(one.document_type) for one in results}
 
 
 def documents_page() -> Iterator[str]:
-    """Every field of a study's document with its type, parts after the whole."""
+    """Every field of a document with its type, parts after the whole."""
     for kind, schema in _documents().items():
         yield f"## `{kind}` {{#{kind}}}"
         for name, part in {"": schema, **schema.get("$defs", {})}.items():

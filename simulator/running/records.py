@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import takewhile
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from forerun.result import Result
 from hwprofiles import Chip, weakest
 from simulator.llm import load_architecture
 from simulator.running.build import EXTRAPOLATED, Build, PoolBuild
+from simulator.running.metrics.statistics import ratio
+from simulator.running.metrics.summary import run_duration_s
 from simulator.running.metrics.tasks import task_section
 from simulator.running.scenario import Scenario
 from simulator.running.step_rows import StepDetail, StepRows, StepTotals
@@ -167,7 +170,7 @@ class RunRecords(Result):
             notes=(*build.notes, *log.stream.notes),
             chips=build.chips,
             pools=tuple(map(PoolFacts.of, pools)),
-            replicas=replica_use(log, totals, pools),
+            replicas=replica_use(log, totals, pools, run_duration_s(requests) or 0.0),
             transfers=transfer_report(log) if build.fleet.links else None,
             restarts=int(np.sum(log.restarts)),
             spans=tuple(log.spans),
@@ -226,27 +229,35 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
     first = sum(pool.replicas for pool in takewhile(lambda pool: pool.role == "prefill", build.pools))
     pool_rows = slice(first, first + build.main.replicas)
     memory, busy = build.memory, float(totals.seconds[pool_rows].sum())
+    peak_blocks = int(totals.peak_blocks[pool_rows].max())
+    mean_blocks = float(totals.block_s[pool_rows].sum() / busy) if busy else 0.0
+    hits = int(requests.cached_tokens.sum()) if cached else None
+    prompt_tokens = int(requests.input_tokens[np.isfinite(requests.scheduled_s)].sum())
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
-        peak_blocks=int(totals.peak_blocks[pool_rows].max()),
-        mean_blocks=float(totals.block_s[pool_rows].sum() / busy) if busy else 0.0,
+        page_tokens=memory.page_tokens if memory.page_tokens > memory.block_size else None,
+        capacity_tokens=memory.num_blocks * memory.block_size,
+        peak_blocks=peak_blocks,
+        mean_blocks=mean_blocks,
+        peak_use=ratio(peak_blocks, memory.num_blocks),
+        mean_use=ratio(mean_blocks, memory.num_blocks),
         preemptions=int(requests.preemptions.sum()),
-        prefix_hit_tokens=int(requests.cached_tokens.sum()) if cached else None,
+        swapped_blocks=log.swapped_blocks if any(pool.swap for pool in build.pools) else None,
+        prefix_hit_tokens=hits,
+        prefix_hit_rate=ratio(hits, prompt_tokens),
+        host=_host_report(build, log, cached, prompt_tokens),
         bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
         activation_bytes=memory.activation_bytes,
         capacity_bytes=memory.capacity_bytes,
         overridden=memory.overridden,
-        split_bytes=memory.split,
-        page_tokens=memory.page_tokens if memory.page_tokens > memory.block_size else 0,
-        host=_host_report(build, log, cached),
-        swapped_blocks=log.swapped_blocks if any(pool.swap for pool in build.pools) else None,
+        per_chip_bytes=memory.split,
     )
 
 
-def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | None:
+def _host_report(build: Build, log: RunLog, cached: bool, prompt_tokens: int) -> HostCacheReport | None:
     capacities = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
     if not capacities:
         return None
@@ -256,10 +267,11 @@ def _host_report(build: Build, log: RunLog, cached: bool) -> HostCacheReport | N
         hit_tokens=log.host_hit_tokens if cached else None,
         offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),
         loaded_blocks=sum(host.loaded_blocks for host in log.host_caches),
+        hit_rate=ratio(log.host_hit_tokens, prompt_tokens) if cached else None,
     )
 
 
-def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> tuple[ReplicaUse, ...]:
+def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild], run_s: float) -> tuple[ReplicaUse, ...]:
     """One row per replica: a prompt counts where it was computed first, a request where it was finished."""
     pools = [pool for pool in kinds for _ in range(pool.replicas)]
     count = len(pools)
@@ -274,10 +286,10 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild]) -> 
             chip=pool.chip.name,
             requests=int(requests[index]),
             prompt_tokens=int(prompts[index]),
-            prefix_hit_tokens=int(hits[index]) if pool.shares_blocks(log.stream.prefix_hashes) else None,
-            num_blocks=pool.limits.num_blocks,
-            peak_blocks=int(totals.peak_blocks[index]),
-            busy_s=float(totals.seconds[index]),
+            prefix_hit_tokens=(hit := int(hits[index]) if pool.shares_blocks(log.stream.prefix_hashes) else None),
+            prefix_hit_rate=ratio(hit, int(prompts[index])),
+            peak_use=ratio(int(totals.peak_blocks[index]), pool.limits.num_blocks),
+            busy=ratio(float(totals.seconds[index]), run_s),
         )
         for index, pool in enumerate(pools)
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from forerun.document import Json
+from forerun.document import Json, plain_json
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError, check_number
 from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
@@ -49,31 +49,36 @@ NEARLY_GONE = 0.98
 
 
 class Figure(Generic[T]):
-    """A figure of a run's document, as an attribute of its result."""
+    """A figure of a run's document as an attribute of its result."""
 
-    def __init__(self, read: Callable[[Json], T]) -> None:
+    def __init__(self, read: Callable[[metrics.RunDocument], T]) -> None:
         self._read = read
 
     def __get__(self, run: RunResult | None, owner: type[RunResult]) -> T:
-        return self if run is None else self._read(run.document)  # type: ignore[return-value]
+        return self if run is None else self._read(run.data)  # type: ignore[return-value]
 
 
 def _latency(name: str) -> Figure[LatencyStatistics]:
     keys = [f"{field}_{name}_ms" for field in LatencyStatistics._fields]
-    return Figure(lambda document: LatencyStatistics(*map(document["summary"].get, keys)))
+    return Figure(lambda data: LatencyStatistics(*map(data.summary.get, keys)))
 
 
 def _of_summary(key: str) -> Figure[float | None]:
-    return Figure(lambda document: document["summary"].get(key))
+    return Figure(lambda data: data.summary.get(key))
 
 
 class RunResult(RunRecords):
     """A finished run."""
 
     @cached_property
+    def data(self) -> metrics.RunDocument:
+        """Its document, typed."""
+        return metrics.run_data(self)
+
+    @cached_property
     def document(self) -> Json:
         """The contract's ``run`` JSON for one seed, as ``--json`` writes it."""
-        return metrics.run_document(self)
+        return plain_json(self.data)  # type: ignore[no-any-return]
 
     @property
     def summary(self) -> Summary:
@@ -88,9 +93,9 @@ class RunResult(RunRecords):
     """Gaps between deliveries of tokens, in milliseconds."""
     e2el_ms = _latency("e2el")
     """End-to-end latency, from arrival, in milliseconds."""
-    completed = Figure(lambda document: int(document["summary"]["completed"]))
+    completed = Figure(lambda data: data.summary["completed"])
     """Requests that received all their tokens."""
-    failed = Figure(lambda document: int(document["summary"]["failed"]))
+    failed = Figure(lambda data: data.summary["failed"])
     """Requests that did not complete."""
     duration_s = _of_summary("duration")
     """Seconds from the first arrival to the last finish; None if nothing finished."""
@@ -102,11 +107,11 @@ class RunResult(RunRecords):
     """Output tokens per second."""
     acceptance_length = _of_summary("spec_decode_acceptance_length")
     """Tokens per verify step, the bonus token included; None without speculation."""
-    bottleneck: Figure[dict[str, float]] = Figure(lambda document: dict(document["bottleneck"]))
+    bottleneck: Figure[dict[str, float]] = Figure(lambda data: dict(data.bottleneck or {}))
     """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
-    cost_usd: Figure[float | None] = Figure(lambda document: document["cost_usd"])
+    cost_usd: Figure[float | None] = Figure(lambda data: data.cost_usd)
     """Cost of the run in US dollars; None without prices."""
-    meets_slo: Figure[bool | None] = Figure(lambda document: document["slo"] and bool(document["slo"]["met"]))
+    meets_slo: Figure[bool | None] = Figure(lambda data: None if data.slo is None else data.slo["met"])
     """True if the run meets the scenario's SLO; None without one."""
 
     @property

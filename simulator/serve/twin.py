@@ -113,7 +113,7 @@ class Twin:
         rows = []
         for seed in seeds:
             result = self.run(seed, host, kernels, **changes)
-            requests, summary = result.requests, result.document["summary"]
+            requests, summary = result.requests, result.data.summary
             prefill = float(np.nanmean(requests.first_token_s - requests.scheduled_s))
             took_s = float(np.nansum(requests.finished_s - requests.first_token_s))
             later = int((requests.output_tokens[np.isfinite(requests.finished_s)] - 1).sum())
@@ -308,7 +308,7 @@ def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
         return []
     rates = []
     for one in range(seed, seed + 2):
-        hit_rate = simulate(scenario, one, full_step_rows=0).document["kv_cache"]["prefix_hit_rate"]
+        hit_rate = simulate(scenario, one, full_step_rows=0).kv.prefix_hit_rate
         if not hit_rate:
             return []
         rates.append(hit_rate)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.arrays import BoolArray, FloatArray, IntArray
+from forerun.document import LEFT_OUT
 from forerun.tables import Table
 from simulator.serving.clock import TICKS_PER_S
 
-SCALARS = (
-    "replica",
-    "start_s",
-    "seconds",
-    "output_tokens",
-    "running",
-    "waiting",
-    "kv_blocks",
-    "steps",
-    "copies_s",
-)
+SCALARS = (*("replica", "start_s", "seconds", "output_tokens", "running", "waiting", "kv_blocks", "steps", "copies_s"),)
 """First columns of a step row. The numbers of its work (``StepWork.numbers``) follow, then the drafter's if a policy
 controls it, then the work of the slowest attention group if there are several."""
+Count = int | float
+"""A number of one run, or its mean over several."""
 MOST_GAPS = 1 << 18
 """Rows of a table of token gaps beyond which it is kept in bins."""
 BIN_BITS = 17
@@ -173,24 +166,24 @@ class ReplicaUse:
     replica: int
     pool: str
     chip: str
-    requests: int
+    requests: Count
     """Number of requests that the replica finished."""
-    prompt_tokens: int
+    prompt_tokens: Count
     """Prompt tokens of the requests whose prompts the replica computed."""
-    prefix_hit_tokens: int | None
+    prefix_hit_tokens: Count | None
     """Prompt tokens found in the replica's prefix cache; None if no prefix cache is modelled."""
-    num_blocks: int
-    peak_blocks: int
-    busy_s: float
-    """Seconds spent in engine steps."""
+    prefix_hit_rate: float | None
+    peak_use: float | None
+    busy: float | None
+    """Share of the run spent in engine steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
     """KV that moved from prefill to decode replicas."""
 
-    transfers: int
-    tokens: int
+    transfers: Count
+    tokens: Count
     mean_s: float | None
     """Mean seconds from the end of a prompt to the arrival of its KV, waits included."""
 
@@ -200,15 +193,16 @@ class HostCacheReport:
     """Host memory behind the prefix caches: capacity per replica, and blocks copied out and back over all replicas."""
 
     num_blocks: int
-    peak_blocks: int
+    peak_blocks: Count
     """Peak blocks in use on the replica that uses most."""
-    hit_tokens: int | None
+    hit_tokens: Count | None
     """Prompt tokens loaded from host memory, part of ``prefix_hit_tokens``; None without a prefix cache."""
-    offloaded_blocks: int
-    loaded_blocks: int
+    offloaded_blocks: Count
+    loaded_blocks: Count
+    hit_rate: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheReport:
     """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
 
@@ -218,12 +212,22 @@ class KvCacheReport:
 
     num_blocks: int
     block_size: int
-    peak_blocks: int
+    page_tokens: int | None = field(default=None, metadata=LEFT_OUT)
+    """Tokens for which blocks are allotted together, in hybrid models where they are more than a block's."""
+    capacity_tokens: int
+    peak_blocks: Count
     mean_blocks: float
     """Mean number of blocks in use, over engine time."""
-    preemptions: int
-    prefix_hit_tokens: int | None
+    peak_use: float | None
+    mean_use: float | None
+    preemptions: Count
+    swapped_blocks: Count | None = None
+    """Blocks copied to host memory; None if sequences are recomputed instead."""
+    prefix_hit_tokens: Count | None
     """Prompt tokens found in the prefix cache; None if no prefix cache is modelled."""
+    prefix_hit_rate: float | None = None
+    host: HostCacheReport | None = field(default=None, metadata=LEFT_OUT)
+    """Host memory behind the prefix cache; None if evicted blocks are lost."""
     bytes_per_token: float
     """KV bytes of one token over all layers and chips of a replica (drafter included)."""
     weights_bytes: float
@@ -236,14 +240,8 @@ class KvCacheReport:
     """Memory of one chip, in bytes."""
     overridden: bool
     """True when ``engine.num_kv_blocks`` replaced the estimate."""
-    swapped_blocks: int | None = None
-    """Blocks copied to host memory; None where sequences are recomputed instead."""
-    split_bytes: Mapping[str, float] = field(default_factory=dict)
-    """Memory of one chip by use (``MemoryPlan.split``)."""
-    page_tokens: int = 0
-    """Tokens for which blocks are allotted together, in hybrid models; 0 = one block's."""
-    host: HostCacheReport | None = None
-    """Host memory behind the prefix cache; None where evicted blocks are lost."""
+    per_chip_bytes: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
+    """Memory of one chip by content, for models that keep more than KV: recurrent state, keys of an index."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,11 @@ class MemoryPlan:
     """Unused bytes of key pages, which are padded to the size of a recurrent state."""
 
     @property
-    def split(self) -> dict[str, float]:
-        """Bytes on that chip by use: weights, drafter, KV, index keys, recurrent state, activations."""
+    def split(self) -> dict[str, float] | None:
+        """Bytes on that chip by content, for models that keep more than KV: recurrent state, keys of an index."""
         tokens = self.num_blocks // self.groups * self.block_size
         index = tokens * self.index_bytes_per_token
-        return {
+        parts = {
             "weights": self.weight_bytes,
             "draft_weights": self.draft_weight_bytes,
             "kv": tokens * self.kv_bytes_per_token - index + self.padding_bytes,
@@ -59,6 +59,7 @@ class MemoryPlan:
             "state": self.state_bytes,
             "activations": self.activation_bytes,
         }
+        return parts if parts["state"] or parts["index"] else None
 
 
 class HybridPages(NamedTuple):

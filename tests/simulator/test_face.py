@@ -3,6 +3,7 @@
 import json
 import pickle
 from importlib.resources import files
+from statistics import fmean
 
 import jsonschema
 import pytest
@@ -11,7 +12,8 @@ from scenario_parts import drafts
 from tiny_scenario import tiny_data
 
 import simulator as fr
-from forerun.document import json_schema, read_document
+from forerun.document import json_schema, plain_json, read_document
+from simulator.running.metrics import RunDocument, combine_replications
 
 CURVE = drafts("eagle3", 3, 0.6)
 
@@ -27,6 +29,7 @@ def results(scenario):
     quick = {"jobs": 1}
     plain = {"replications": 2, "crossover": "none", "sensitivity": False}
     return {
+        "run": fr.simulate(drafting, intervals=True),
         "compare": fr.compare(scenario, vary={"engine.max_num_seqs": [2, 16]}, **plain, **quick),
         "plan": fr.plan(
             scenario, rate=5.0, slo={"p99_ttft_ms": 900}, vary={"hardware.tensor_parallel": [1]}, replications=1,
@@ -48,18 +51,27 @@ def test_every_study_returns_one_kind_of_result(results, kind, tmp_path):
     checked_result(result, tmp_path / kind, "report.html", "report.md", f"{kind}.json")
 
 
-@pytest.mark.parametrize("kind", ["compare", "plan", "tune", "sweep"])
+@pytest.mark.parametrize("kind", ["run", "compare", "plan", "tune", "sweep"])
 def test_a_document_fits_its_schema_and_reads_back_as_the_same(results, kind):
     result = results[kind]
     document = json.loads(json.dumps(result.document, allow_nan=False))
     assert read_document(type(result.data), document) == result.data
-    schema = json_schema(result.document_type)
+    schema = json_schema(type(result.data))
     jsonschema.validate(document, schema)
     assert document.keys() <= schema["properties"].keys()
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document | {"seed": "three"}, schema)
     with pytest.raises(fr.ForerunError, match="seed: must be a whole number"):
         read_document(type(result.data), document | {"seed": "three"})
+
+
+def test_the_document_of_several_runs_has_the_schema_of_one(scenario):
+    runs = [fr.simulate(scenario.with_values({"slo.p99_ttft_ms": 900}), seed).document for seed in range(3)]
+    combined = combine_replications(runs)
+    jsonschema.validate(combined, json_schema(RunDocument))
+    read = read_document(RunDocument, combined)
+    assert read.kv_cache.peak_blocks == fmean(run["kv_cache"]["peak_blocks"] for run in runs)
+    assert plain_json(read) == combined
 
 
 def test_the_frames_hold_the_figures_of_the_documents(results):

@@ -1,4 +1,6 @@
 from forerun.document import json_text as json_text
+from simulator.running.metrics.document import RunDocument as RunDocument
+from simulator.running.metrics.document import run_data as run_data
 from simulator.running.metrics.document import run_document as run_document
 from simulator.running.metrics.document import scenario_document as scenario_document
 from simulator.running.metrics.replications import combine_replications as combine_replications

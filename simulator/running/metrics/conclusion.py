@@ -7,6 +7,7 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from forerun.arrays import BoolArray, FloatArray
 from forerun.tables import ABSENT, number
@@ -25,7 +26,15 @@ EVIDENCE_WORDS = {
 }
 
 
-def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str, Any]:
+class Load(TypedDict):
+    """Rates of the scenario and of a run's arrivals; True if the engine keeps up with them."""
+
+    request_rate: float | None
+    arrival_rate: float | None
+    keeps_up: bool | None
+
+
+def load_section(requests: RequestRecords, workload: WorkloadConfig) -> Load:
     """Rates of the scenario and of this run's arrivals, and whether the engine keeps up with them.
 
     "Keeps up" is None in closed loops and bursts, and if a quarter of the arrivals takes less time than the first
@@ -33,7 +42,7 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> dict[str
     recorded: they follow from the rate.
     """
     process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
-    unknown = dict.fromkeys(("request_rate", "arrival_rate", "keeps_up"))
+    unknown: Load = {"request_rate": None, "arrival_rate": None, "keeps_up": None}
     rate = None if process is None or process.profile is not None else process.request_rate
     turns, rising_s = conversation(workload)
     arrived = (len(requests) - 1) / (last - first) if last > first and workload.open_loop else None
@@ -89,9 +98,7 @@ def _within(times_s: FloatArray, start_s: float, length_s: float) -> BoolArray:
     return (times_s >= start_s) & (times_s < start_s + length_s)
 
 
-def steady_output_throughput(
-    load: Mapping[str, Any], summary: Mapping[str, Any], workload: WorkloadConfig
-) -> float | None:
+def steady_output_throughput(load: Load, summary: Mapping[str, Any], workload: WorkloadConfig) -> float | None:
     """Output tokens per second while requests arrive, for costs: the throughput without the end of a run.
 
     An engine that keeps up, as far as the run shows, generates what is requested: the rate of arrivals times the mean

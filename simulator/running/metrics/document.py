@@ -2,74 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from forerun.document import Json, plain_json
+from forerun.document import LEFT_OUT, DocumentPart, Json, plain_json
 from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
-from simulator.running.metrics.conclusion import load_section, run_conclusion, steady_output_throughput
-from simulator.running.metrics.summary import run_window_s, slo_report, summarise
+from simulator.running.metrics import usage
+from simulator.running.metrics.conclusion import Load, load_section, run_conclusion, steady_output_throughput
+from simulator.running.metrics.summary import run_duration_s, slo_report, summarise
 from simulator.running.metrics.uncertainty import interval_section, slo_probability
-from simulator.running.metrics.usage import (
-    bottleneck_shares,
-    fleet_cost_usd,
-    fleet_section,
-    kv_cache_section,
-    pool_sections,
-    price_notes,
-    replica_section,
-    scaling_section,
-    usd_per_million_tokens,
-)
+from simulator.running.records import ModelError, RunRecords
+from simulator.serving.records import Count, EngineCounters, KvCacheReport, ReplicaUse, TransferReport
 
-if TYPE_CHECKING:
-    from simulator.running.records import RunRecords
+
+@dataclass(frozen=True, kw_only=True)
+class RunDocument(DocumentPart):
+    """Document of a run. Utilisation, energy and cost cover the time from the first arrival to the last finish; None
+    where nothing finished or the chip or scenario lacks the figure that they need."""
+
+    conclusion: str
+    load: Load
+    summary: Json
+    """Figures of vLLM's serving benchmark, by its names."""
+    intervals: dict[str, list[float]]
+    """Ends of the interval of figures of the summary; empty where the run did not look for them."""
+    interval_level: float | None
+    intervals_of: str | None
+    model_error: ModelError | None
+    slo: Json | None
+    basis: str
+    evidence: dict[str, float]
+    bottleneck: dict[str, float] | None
+    kv_cache: KvCacheReport
+    replicas: tuple[ReplicaUse, ...]
+    utilisation: dict[str, float | None]
+    energy_joules: float | None
+    power: Json | None
+    kv_transfer: TransferReport | None = field(default=None, metadata=LEFT_OUT)
+    restarts: Count | None = field(default=None, metadata=LEFT_OUT)
+    pools: list[Json] | None = field(default=None, metadata=LEFT_OUT)
+    scaling: Json | None = field(default=None, metadata=LEFT_OUT)
+    tasks: Json | None = field(default=None, metadata=LEFT_OUT)
+    chips: int
+    cost_usd: float | None
+    usd_per_million_output_tokens: float | None
+    engine: EngineCounters
+    scenario: Json
+    seed: int
+    replications: int = 1
+    version: str = VERSION
+    notes: list[str]
+    per_replication: list[Json] | None = field(default=None, metadata=LEFT_OUT)
+
+
+def run_data(result: RunRecords) -> RunDocument:
+    """The document of a run."""
+    scenario, requests, error = result.scenario, result.requests, result.model_error
+    summary, duration_s = summarise(result), run_duration_s(requests) or 0.0
+    load, usd = load_section(requests, scenario.workload), usage.fleet_cost_usd(result, duration_s)
+    if (slo := slo_report(result, summary)) is not None:
+        slo["probability"] = None if error is None else slo_probability(slo, error, result.basis)
+    pools, steady = usage.pool_sections(result, duration_s), steady_output_throughput(load, summary, scenario.workload)
+    data = RunDocument(
+        conclusion="",
+        load=load,
+        summary=summary,
+        **interval_section(summary, error, None if error is None else error["sampling"]),
+        slo=slo,
+        basis=result.basis,
+        evidence=result.evidence._asdict(),
+        bottleneck=usage.bottleneck_shares(result.totals, len(result.replicas), duration_s),
+        kv_cache=result.kv,
+        replicas=result.replicas,
+        utilisation=usage.fleet_utilisation(pools),
+        energy_joules=(joules := usage.fleet_energy(pools)),
+        power=usage.power_section(result, joules, duration_s),
+        kv_transfer=result.transfers,
+        restarts=None if scenario.faults is None else result.restarts,
+        pools=None if scenario.pools is None else pools,
+        scaling=usage.scaling_section(result),
+        tasks=result.tasks,
+        chips=result.chips,
+        cost_usd=usd,
+        usd_per_million_output_tokens=usage.usd_per_million_tokens(usd, (steady or 0.0) * duration_s),
+        engine=result.engine,
+        scenario=scenario_document(scenario),
+        seed=result.seed,
+        notes=[*result.notes, *usage.price_notes(result)],
+    )
+    return replace(data, conclusion=run_conclusion(vars(data)))
 
 
 def run_document(result: RunRecords) -> Json:
-    """The document of a run as plain JSON values: the contract's ``run`` JSON for one seed.
-
-    ``intervals`` is empty unless the run computed them (``simulate(..., intervals=True)``). Utilisation, energy and
-    cost cover the time from the first arrival to the last finish and are None when nothing finished or the chip or
-    scenario lacks the figure they need.
-    """
-    scenario = result.scenario
-    summary = summarise(result)
-    window = run_window_s(result.requests)
-    duration_s = 0.0 if window is None else window[1] - window[0]
-    usd = fleet_cost_usd(result, duration_s)
-    load = load_section(result.requests, scenario.workload)
-    error, slo = result.model_error, slo_report(result, summary)
-    if slo is not None:
-        slo["probability"] = None if error is None else slo_probability(slo, error, result.basis)
-    document = {
-        "load": load,
-        "summary": summary,
-        **interval_section(summary, error, None if error is None else error["sampling"]),
-        "slo": slo,
-        "basis": result.basis,
-        "evidence": result.evidence._asdict(),
-        "bottleneck": bottleneck_shares(result.totals, len(result.replicas), duration_s),
-        "kv_cache": kv_cache_section(result.kv, result.requests),
-        "replicas": [replica_section(use, duration_s) for use in result.replicas],
-        **fleet_section(result, pool_sections(result, duration_s), duration_s),
-        **scaling_section(result),
-        **({} if result.tasks is None else {"tasks": result.tasks}),
-        "chips": result.chips,
-        "cost_usd": usd,
-        "usd_per_million_output_tokens": usd_per_million_tokens(
-            usd, (steady_output_throughput(load, summary, scenario.workload) or 0.0) * duration_s
-        ),
-        "engine": asdict(result.engine),
-        "scenario": scenario_document(scenario),
-        "seed": result.seed,
-        "replications": 1,
-        "version": VERSION,
-        "notes": [*result.notes, *price_notes(result)],
-    }
-    document = {"conclusion": run_conclusion(document), **document}
-    return plain_json(document)  # type: ignore[no-any-return]
+    """The JSON of a run's document, for one seed."""
+    return plain_json(run_data(result))  # type: ignore[no-any-return]
 
 
 def scenario_document(scenario: Any) -> Json:

@@ -17,6 +17,8 @@ from simulator.running.records import ModelError
 LEVEL = 0.95
 """Coverage of a summary's intervals if they contain sampling error only."""
 SAMPLING = "sampling"
+SAME = ("scenario", "seed", "version")
+"""Parts of a document taken from the first run."""
 
 
 def combine_replications(documents: Sequence[Json], level: float = LEVEL) -> Json:
@@ -36,16 +38,13 @@ def combine_replications(documents: Sequence[Json], level: float = LEVEL) -> Jso
         return documents[0]
     first = documents[0]
     summaries = [document["summary"] for document in documents]
-    combined = {key: _mean([document[key] for document in documents]) for key in first}
+    combined = {key: first[key] if key in SAME else _mean([document[key] for document in documents]) for key in first}
     combined |= {
         **_interval_section(summaries, first, level),
         "basis": weakest(document["basis"] for document in documents),
         "slo": _combine_slo(documents, first.get("model_error")),
         "engine": {key: sum(document["engine"][key] for document in documents) for key in first["engine"]},
-        "scenario": first["scenario"],
-        "seed": first["seed"],
         "replications": len(documents),
-        "version": first["version"],
         "notes": list(dict.fromkeys(note for document in documents for note in document["notes"])),
         "per_replication": [{"seed": document["seed"], "summary": document["summary"]} for document in documents],
     }

@@ -151,3 +151,8 @@ def t_quantile(degrees: int, level: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + level / 2.0))
+
+
+def ratio(part: float | None, whole: float) -> float | None:
+    """Share of a part; None where it is not known or there is no whole."""
+    return None if part is None or not whole else part / whole

@@ -51,12 +51,10 @@ def completed_requests(requests: RequestRecords) -> BoolArray:
     return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
 
 
-def run_window_s(requests: RequestRecords) -> tuple[float, float] | None:
-    """First arrival and last finish, seconds of simulated time; None when nothing finished."""
+def run_duration_s(requests: RequestRecords) -> float | None:
+    """Seconds of simulated time from the first arrival to the last finish; None when nothing finished."""
     done = completed_requests(requests)
-    if not done.any():
-        return None
-    return float(np.min(requests.arrival_s)), float(np.max(requests.finished_s[done]))
+    return float(np.max(requests.finished_s[done])) - float(np.min(requests.arrival_s)) if done.any() else None
 
 
 def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
@@ -93,8 +91,7 @@ def summarise(result: Served) -> Json:
     """
     requests = result.requests
     done = completed_requests(requests)
-    window = run_window_s(requests)
-    duration = None if window is None else window[1] - window[0]
+    duration = run_duration_s(requests)
     completed = int(done.sum())
     input_tokens = int(requests.input_tokens[done].sum())
     output_tokens = int(requests.output_tokens[done].sum())

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.document import Json
+from forerun.result import model_words
 from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
 from simulator.running.metrics.conclusion import slo_words
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 from simulator.timing.framework import LOCAL_FRAMEWORKS
-
-Document = Json
 
 MOST_REPLICAS = 64
 """Replicas up to which each has a row."""
@@ -25,7 +24,7 @@ BETWEEN = ("p90_", "p95_")
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
-def run_tables(document: Document) -> list[Table]:
+def run_tables(document: Json) -> list[Table]:
     """Every table of a ``run`` document."""
     tables = [serving_table(document), latency_table(document)]
     if "spec_decode_num_drafts" in document["summary"]:
@@ -40,23 +39,21 @@ def run_tables(document: Document) -> list[Table]:
     return tables
 
 
-def more_run_tables(document: Document) -> list[Table]:
+def more_run_tables(document: Json) -> list[Table]:
     """Tables that pages show in addition to :func:`run_tables`: memory of a chip by use, and every replica."""
     return [memory_table(document), replica_table(document)]
 
 
-def run_title(document: Document) -> str:
+def run_title(document: Json) -> str:
     """Model and hardware of a run document."""
-    scenario = document["scenario"]
-    model = scenario["model"] if isinstance(scenario["model"], str) else "inline model"
-    return f"{model} on {chips_words(document)}"
+    return f"{model_words(document['scenario'])} on {chips_words(document)}"
 
 
-def interval_words(document: Document) -> str:
+def interval_words(document: Json) -> str:
     return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
 
 
-def run_facts(document: Document) -> str:
+def run_facts(document: Json) -> str:
     """Evidence basis of the numbers of a run document."""
     runs = document["replications"]
     count = f" · mean of {runs} runs" if runs > 1 else ""
@@ -66,7 +63,7 @@ def run_facts(document: Document) -> str:
     return f"basis: {document['basis']} ({shares}) · seed {document['seed']}{count}"
 
 
-def serving_table(document: Document) -> Table:
+def serving_table(document: Json) -> Table:
     summary = document["summary"]
     hours = summary["duration"] is not None and summary["duration"] >= HOURS_FROM_S
     rows = [
@@ -87,14 +84,14 @@ def serving_table(document: Document) -> Table:
     return pairs("Serving", cells, name="serving")
 
 
-def _decode_rate(document: Document) -> Value:
+def _decode_rate(document: Json) -> Value:
     """Tokens per second that a user sees arrive: the inverse of mean TPOT."""
     rate, ends = 1e3 / document["summary"]["mean_tpot_ms"], document["intervals"].get("mean_tpot_ms")
     aside = "" if ends is None else "..".join(number(1e3 / end, 3) for end in reversed(ends))
     return Cell(number(rate), aside=aside, value=rate)
 
 
-def latency_table(document: Document) -> Table:
+def latency_table(document: Json) -> Table:
     rows = [
         [name.upper(), *(with_interval(f"{statistic}_{name}_ms", document) for statistic in STATISTICS)]
         for name in LATENCIES
@@ -102,7 +99,7 @@ def latency_table(document: Document) -> Table:
     return Table("Latency (ms)", ("", *STATISTICS), rows, name="latency", details=("std",))
 
 
-def with_interval(key: str, document: Document, unit: float = 1.0) -> Value:
+def with_interval(key: str, document: Json, unit: float = 1.0) -> Value:
     """A number of the summary, and the ends of its interval if there is one, e.g. ``58.04 51..70``."""
     value, interval = document["summary"][key], document["intervals"].get(key)
     text = number(value and value / unit)
@@ -113,7 +110,7 @@ def with_interval(key: str, document: Document, unit: float = 1.0) -> Value:
     return Cell(text, aside=aside, value=value, detail=detail)
 
 
-def speculation_table(document: Document) -> Table:
+def speculation_table(document: Json) -> Table:
     summary = document["summary"]
     rows: list[tuple[str, Value]] = [
         ("Acceptance rate (%)", summary["spec_decode_acceptance_rate"]),
@@ -127,7 +124,7 @@ def speculation_table(document: Document) -> Table:
     return pairs("Speculative decoding", rows, name="speculation")
 
 
-def slo_table(document: Document) -> Table:
+def slo_table(document: Json) -> Table:
     slo = document["slo"]
     words = {True: Cell("met", tone="good"), False: Cell("missed", tone="bad"), None: Cell("not measured")}
     rows: list[list[Value]] = []
@@ -150,7 +147,7 @@ def tasks_table(tasks: Mapping[str, Any]) -> Table:
     )
 
 
-def engine_table(document: Document) -> Table:
+def engine_table(document: Json) -> Table:
     """Bottleneck, KV use, utilisation, energy, cost and simulation time of the engine."""
     kv, use, engine = document["kv_cache"], document["utilisation"], document["engine"]
     pages = f", {kv['page_tokens']} at a time" if kv.get("page_tokens") else ""
@@ -195,7 +192,7 @@ def engine_table(document: Document) -> Table:
     return pairs("Engine", [*rows, ("Simulated", steps)], name="engine")
 
 
-def pool_table(document: Document) -> Table:
+def pool_table(document: Json) -> Table:
     columns = ("", "role", "replicas", "chips", "busy", "peak KV", "prefix hits", "MFU / MBU")
     rows: list[list[Value]] = []
     for pool in document["pools"]:
@@ -214,7 +211,7 @@ def memory_rows(split: Mapping[str, float] | None) -> list[tuple[str, Value]]:
     return [("Memory per chip", ", ".join(parts))]
 
 
-def memory_table(document: Document) -> Table:
+def memory_table(document: Json) -> Table:
     kv = document["kv_cache"]
     rows = (
         ("Memory per chip", "capacity_bytes"),
@@ -227,7 +224,7 @@ def memory_table(document: Document) -> Table:
     return pairs("Memory", known, name="memory")
 
 
-def replica_table(document: Document) -> Table:
+def replica_table(document: Json) -> Table:
     """Every replica; empty if there is one, or more than can be read."""
     rows: list[list[Value]] = []
     for row in document.get("replicas") or []:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,19 +10,16 @@ import numpy as np
 
 from forerun.document import Json
 from hwprofiles import weakest
+from simulator.running.metrics.statistics import ratio
 from simulator.timing.power import power_evidence
 
 if TYPE_CHECKING:
     from simulator.running.records import RunRecords
     from simulator.running.step_rows import StepTotals
-    from simulator.serving.records import KvCacheReport, ReplicaUse, RequestRecords
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """Bounds of a busy engine; ``idle`` is the time without work."""
 
-KV_FACTS = (
-    *("bytes_per_token", "weights_bytes", "draft_weights_bytes", "activation_bytes", "capacity_bytes", "overridden"),
-)
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_MONTH = 730
 """365 days of 24 hours in twelve months."""
@@ -125,55 +121,13 @@ def usd_per_million_tokens(usd: float | None, tokens: float) -> float | None:
     return None if usd is None or tokens <= 0 else usd / tokens * TOKENS_PER_MILLION
 
 
-def kv_cache_section(kv: KvCacheReport, requests: RequestRecords) -> Json:
-    """KV capacity and use for the JSON: blocks, shares of them in use, preemptions, prefix hits, bytes per chip."""
-    scheduled = np.isfinite(requests.scheduled_s)
-    prompt_tokens = int(requests.input_tokens[scheduled].sum())
-    hits, host = kv.prefix_hit_tokens, kv.host
-    return {
-        "num_blocks": kv.num_blocks,
-        "block_size": kv.block_size,
-        **({"page_tokens": kv.page_tokens} if kv.page_tokens else {}),
-        "capacity_tokens": kv.num_blocks * kv.block_size,
-        "peak_blocks": kv.peak_blocks,
-        "mean_blocks": kv.mean_blocks,
-        "peak_use": _ratio(kv.peak_blocks, kv.num_blocks),
-        "mean_use": _ratio(kv.mean_blocks, kv.num_blocks),
-        "preemptions": kv.preemptions,
-        "swapped_blocks": kv.swapped_blocks,
-        "prefix_hit_tokens": hits,
-        "prefix_hit_rate": _ratio(hits, prompt_tokens),
-        **({"host": asdict(host) | {"hit_rate": _ratio(host.hit_tokens, prompt_tokens)}} if host else {}),
-        **{name: getattr(kv, name) for name in KV_FACTS},
-        **split_section(kv.split_bytes),
-    }
-
-
-def _ratio(part: float | None, whole: float) -> float | None:
-    return None if part is None or not whole else part / whole
-
-
-def split_section(split: Mapping[str, float]) -> Json:
-    """Memory of one chip by content, for models that keep more than KV: recurrent state, keys of an index."""
-    return {"per_chip_bytes": dict(split)} if split.get("state") or split.get("index") else {}
-
-
-def replica_section(use: ReplicaUse, duration_s: float) -> Json:
-    """One replica: requests, prompt tokens, cached ones, peak share of KV blocks, busy share of time."""
-    return {
-        **{key: value for key, value in asdict(use).items() if key not in ("num_blocks", "peak_blocks", "busy_s")},
-        "prefix_hit_rate": _ratio(use.prefix_hit_tokens, use.prompt_tokens),
-        "peak_use": _ratio(use.peak_blocks, use.num_blocks),
-        "busy": _ratio(use.busy_s, duration_s),
-    }
-
-
 def pool_sections(result: RunRecords, duration_s: float) -> list[Json]:
     """One row per pool: its chips, KV capacity, requests, utilisation, energy and rent."""
     rows, first, rented = [], 0, rented_share(result)
     for pool in result.pools:
         uses = result.replicas[first : first + pool.replicas]
-        used = utilisation(result.totals.of_replicas(first, pool.replicas), duration_s)
+        totals = result.totals.of_replicas(first, pool.replicas)
+        used = utilisation(totals, duration_s)
         first += pool.replicas
         chips, chip = pool.chips * pool.replicas, pool.chip
         hits = [use.prefix_hit_tokens for use in uses if use.prefix_hit_tokens is not None]
@@ -186,9 +140,9 @@ def pool_sections(result: RunRecords, duration_s: float) -> list[Json]:
                 "chip": chip.name,
                 "chips": chips,
                 "num_blocks": pool.memory.num_blocks,
-                "peak_use": max(use.peak_blocks for use in uses) / pool.memory.num_blocks,
+                "peak_use": int(totals.peak_blocks.max()) / pool.memory.num_blocks,
                 "prefix_hit_rate": sum(hits) / prompts if hits and prompts else None,
-                "busy": _ratio(sum(use.busy_s for use in uses), pool.replicas * duration_s),
+                "busy": ratio(sum(totals.seconds.tolist()), pool.replicas * duration_s),
                 "utilisation": {"mfu": None, "mbu": None} if used is None else {"mfu": used.mfu, "mbu": used.mbu},
                 "peak_flops": chips * pool.peak_flops_per_s,
                 "bandwidth_bytes_per_s": chips * chip.memory.bandwidth_bytes_per_s,
@@ -210,42 +164,31 @@ def rented_share(result: RunRecords) -> float:
     return result.scaling.until(end_s) / (len(result.replicas) * end_s)
 
 
-def scaling_section(result: RunRecords) -> Json:
+def scaling_section(result: RunRecords) -> Json | None:
     """Autoscaler activity: mean and peak rented replicas, and the numbers of starts and stops."""
-    scaling = result.scaling
-    if scaling is None:
-        return {}
+    if (scaling := result.scaling) is None:
+        return None
     return {
-        "scaling": {
-            "mean_replicas": rented_share(result) * len(result.replicas),
-            "peak_replicas": max(sum(counts) for _, *counts in scaling.changes),
-            "scale_ups": scaling.scale_ups,
-            "scale_downs": scaling.scale_downs,
-            "changes": [dict(zip(("at_s", "starting", "on", "draining"), row, strict=True)) for row in scaling.changes],
-        }
+        "mean_replicas": rented_share(result) * len(result.replicas),
+        "peak_replicas": max(sum(counts) for _, *counts in scaling.changes),
+        "scale_ups": scaling.scale_ups,
+        "scale_downs": scaling.scale_downs,
+        "changes": [dict(zip(("at_s", "starting", "on", "draining"), row, strict=True)) for row in scaling.changes],
     }
 
 
-def fleet_section(result: RunRecords, rows: Sequence[Json], duration_s: float) -> Json:
-    """Utilisation and energy over all pools, KV transfers between pools, and one entry per pool if there are
-    several."""
+def fleet_utilisation(rows: Sequence[Json]) -> dict[str, float | None]:
+    """MFU and MBU over all pools, weighted by their peaks."""
+    return {
+        key: _weighted([(row["utilisation"][key], row[peak]) for row in rows])
+        for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s"))
+    }
+
+
+def fleet_energy(rows: Sequence[Json]) -> float | None:
+    """Energy of all pools in joules; None if that of one is not known."""
     energies = [row["energy_joules"] for row in rows]
-    joules = None if None in energies else sum(energies)
-    section: Json = {
-        "utilisation": {
-            key: _weighted([(row["utilisation"][key], row[peak]) for row in rows])
-            for key, peak in (("mfu", "peak_flops"), ("mbu", "bandwidth_bytes_per_s"))
-        },
-        "energy_joules": joules,
-        "power": power_section(result, joules, duration_s),
-    }
-    if result.transfers is not None:
-        section["kv_transfer"] = asdict(result.transfers)
-    if result.scenario.faults is not None:
-        section["restarts"] = result.restarts
-    if result.scenario.pools is not None:
-        section["pools"] = rows
-    return section
+    return None if None in energies else sum(energies)
 
 
 def power_section(result: RunRecords, joules: float | None, duration_s: float) -> Json | None:
@@ -260,7 +203,7 @@ def power_section(result: RunRecords, joules: float | None, duration_s: float) -
 
 def mean_power_w(result: RunRecords, duration_s: float) -> float | None:
     """Mean power of all chips over the steps of a run, in watts; None without a chip's power."""
-    power = fleet_section(result, pool_sections(result, duration_s), duration_s)["power"]
+    power = power_section(result, fleet_energy(pool_sections(result, duration_s)), duration_s)
     return None if power is None else float(power["mean_w"])
 
 

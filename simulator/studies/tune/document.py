@@ -19,7 +19,7 @@ from forerun.result import Data, StudyResult, Summary
 from forerun.tables import Cell, Table, Tone, Value, number, pairs
 from simulator.running.drafting import method_overhead
 from simulator.running.metrics.tables import memory_rows
-from simulator.running.metrics.usage import HOST_SHARE, split_section
+from simulator.running.metrics.usage import HOST_SHARE
 from simulator.running.scenario import Scenario
 from simulator.speculation import borrowed_acceptance, iid_alpha, window_note
 from simulator.speculation.methods import METHODS, names_in, option_release
@@ -463,7 +463,7 @@ def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = Tru
             GridRow(**_cell_fields(cell), breaks_even_at=BreakEvenLength(**_ends_of(even)))
             for cell, even in zip(tuning.cells, tuning.break_even, strict=False)
         ],
-        **split_section(tuning.memory),
+        per_chip_bytes=tuning.memory,
         at_mean_context=[
             MeanRow(**_cell_fields(cell), with_flags=flags_of)
             for cell, flags_of in zip(tuning.mean, with_flags, strict=True)

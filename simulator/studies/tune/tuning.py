@@ -138,7 +138,7 @@ class Tuning:
     kv_tokens: int
     basis: str
     notes: tuple[str, ...]
-    memory: dict[str, float]
+    memory: dict[str, float] | None
     """Memory of one chip in bytes, by use, with room for the most draft tokens."""
 
     def mean_speedups(self, added_s: FloatArray | float = 0.0) -> FloatArray:

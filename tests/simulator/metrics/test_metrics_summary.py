@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import make_requests, make_result, make_steps
+from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from simulator.running.metrics import (
@@ -17,9 +18,10 @@ from simulator.running.metrics import (
     utilisation,
 )
 from simulator.running.metrics.summary import slo_report
-from simulator.running.metrics.usage import BOUNDS, cost_usd, energy_joules, kv_cache_section, usd_per_million_tokens
+from simulator.running.metrics.usage import BOUNDS, cost_usd, energy_joules, usd_per_million_tokens
+from simulator.running.run import simulate
 from simulator.running.step_rows import StepTotals
-from simulator.serving.records import GapCounts, KvCacheReport, SpeculationCounters
+from simulator.serving.records import GapCounts, SpeculationCounters
 
 CONTRACT_KEYS = {
     *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "request_throughput"),
@@ -201,12 +203,13 @@ def test_energy_and_cost_are_none_where_they_are_not_known(value, expected):
     assert value == expected
 
 
-def test_kv_section_shares_and_hits():
-    requests = make_requests(
-        arrival_s=[0.0, 0.0], first_token_s=[1.0, np.nan], finished_s=[2.0, np.nan], scheduled_s=[0.1, np.nan]
-    )
-    section = kv_cache_section(KvCacheReport(100, 16, 50, 25.0, 3, 40, 1e3, 1e9, 0.0, 1e8, 8e9, False), requests)
-    assert (section["peak_use"], section["mean_use"], section["capacity_tokens"]) == (0.5, 0.25, 1600)
-    assert section["prefix_hit_rate"] == 0.4
-    without = kv_cache_section(KvCacheReport(100, 16, 50, 25.0, 3, None, 1e3, 1e9, 0.0, 1e8, 8e9, False), requests)
-    assert without["prefix_hit_rate"] is None
+def test_kv_shares_are_of_the_capacity_and_hits_of_the_prompts_that_were_scheduled():
+    data = tiny_data() | {"engine": {"num_kv_blocks": 1800}}
+    data["workload"] = {"trace": "mooncake-conversation", "num_requests": 30}
+    run = simulate(data)
+    kv, requests = run.kv, run.requests
+    assert kv.capacity_tokens == 1800 * kv.block_size
+    assert (kv.peak_use, kv.mean_use) == (kv.peak_blocks / 1800, kv.mean_blocks / 1800)
+    assert np.isnan(requests.scheduled_s).any()
+    scheduled = requests.input_tokens[np.isfinite(requests.scheduled_s)]
+    assert kv.prefix_hit_rate == kv.prefix_hit_tokens / scheduled.sum()
