@@ -16,13 +16,13 @@ from forerun.document import Json
 from forerun.tables import LONG_WORDS, Table, term_html
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
-"""plotly.js without maps and three dimensions, as its makers build and minify it: a third of the whole."""
+"""File of plotly.js's official minified cartesian build, without maps and 3D: a third of the full size."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""A page asks the network for nothing, whatever the texts in it are."""
+"""Content security policy: no network access, whatever the texts in a page are."""
 
 
 MOST_ON_A_PHONE = 9
-"""Columns of a map that a narrow screen shows at once, readable."""
+"""Maximum columns of a heat map that a narrow screen shows readably at once."""
 
 
 class Tile(NamedTuple):
@@ -35,12 +35,12 @@ class Tile(NamedTuple):
 
 
 def page_html(title: str, sections: Iterable[str], figures: Mapping[str, go.Figure]) -> str:
-    """A whole page as text.
+    """HTML of a whole page.
 
     Args:
-        title: of the window, plain text.
-        sections: HTML of the page's parts; a figure goes into the element that has its name as id.
-        figures: by id.
+        title: title of the window, plain text.
+        sections: HTML of the page's parts; a figure is drawn in the element whose id is its name.
+        figures: Plotly figures by id.
     """
     body = "\n".join(filter(None, sections))
     templates = {"light": light_template().to_plotly_json(), "dark": dark_template().to_plotly_json()}
@@ -69,7 +69,7 @@ def page_html(title: str, sections: Iterable[str], figures: Mapping[str, go.Figu
 
 
 def header(title: str, says: str, lead: str, marks: Iterable[tuple[str, str]] = ()) -> str:
-    """Heading, what kind of page it is, its sentence, and badges as (text, ``good``, ``bad`` or nothing)."""
+    """Page header: title, kind of page, lead sentence, and badges as (text, style: ``good``, ``bad`` or empty)."""
     badges = "".join(f'<span class="badge {kind}">{escape(text)}</span>' for text, kind in marks)
     return (
         f'<header><h1>{escape(title)}</h1><p>{escape(says)}</p><p class="lead">{escape(lead)}</p>'
@@ -111,7 +111,7 @@ def table_card(table: Table) -> str:
 
 
 def commands_card(title: str, commands: Mapping[str, str], shown: int | None = None) -> str:
-    """Commands to paste by what they are for, each with a button that copies it; those after ``shown`` are folded."""
+    """Commands to paste, by purpose, each with a copy button; commands after the first ``shown`` are collapsed."""
     parts = [
         f'<div class="command"><div><b>{escape(name)}</b><button type="button" class="copy">Copy</button></div>'
         f'<pre tabindex="0">{escape(text)}</pre></div>'
@@ -123,7 +123,7 @@ def commands_card(title: str, commands: Mapping[str, str], shown: int | None = N
 
 
 def folded(title: str, text: str) -> str:
-    """A text behind its title."""
+    """Collapsed text below a title; a click expands it."""
     return (
         f'<section class="card"><details><summary>{escape(title)}</summary><pre tabindex="0">{escape(text)}</pre>'
         "</details></section>"
@@ -131,13 +131,13 @@ def folded(title: str, text: str) -> str:
 
 
 def bullets(notes: Iterable[str]) -> str:
-    """A list; empty without any."""
+    """HTML list of notes; empty without notes."""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
 def grid(*cards: str) -> str:
-    """Boxes beside each other; a single one takes the whole width."""
+    """Boxes side by side; a single box has the whole width."""
     shown = [content for content in cards if content]
     if len(shown) < 2:
         return "".join(shown)
@@ -145,7 +145,7 @@ def grid(*cards: str) -> str:
 
 
 def figure_cards(figures: Mapping[str, go.Figure]) -> dict[str, str]:
-    """HTML of the place of every figure, by id, with its height, so that nothing moves when it is drawn.
+    """HTML of the element of every figure, by id; a fixed height avoids layout shifts on drawing.
 
     A map, or a figure with long names, scrolls sideways on a narrow screen.
     """
@@ -163,7 +163,7 @@ def _wide(figure: go.Figure) -> str:
 
 
 def figures_json(figures: Mapping[str, go.Figure]) -> str:
-    """Figures without their template, which the page holds once."""
+    """JSON of the figures without their template, which the page contains once."""
     plain = {}
     for name, figure in figures.items():
         spec = json.loads(figure.to_json())
@@ -173,7 +173,7 @@ def figures_json(figures: Mapping[str, go.Figure]) -> str:
 
 
 def in_script(text: str) -> str:
-    """JSON that cannot close the script element it stands in."""
+    """Escape JSON so that it cannot close the script element that contains it."""
     return text.replace("<", "\\u003c")
 
 

@@ -1,7 +1,7 @@
-"""One function per figure: ``fr.plot.latency(run)`` is ``run.figure("latency")``, with completion in an editor.
+"""One function per figure, for completion in editors: ``fr.plot.latency(run)`` is ``run.figure("latency")``.
 
-Each takes the result that the figure is drawn from and returns a Plotly figure. Each raises a ``ForerunError`` if the
-result has no such figure, for example a comparison without a crossover.
+Each function takes the result that the figure is drawn from and returns a Plotly figure. It raises a ``ForerunError``
+if the result has no such figure, for example a comparison without a crossover.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def points(sweep: SweepResult) -> go.Figure:
 
 
 def adaptive(comparison: CompareResult) -> go.Figure:
-    """Adaptive verification against the best fixed K over the load, of a comparison that varied both."""
+    """Adaptive verification against the best fixed K over the load; the comparison must vary policy and load."""
     return comparison.figure("adaptive")
 
 
@@ -97,7 +97,7 @@ def parity(replay: Replay, metric: str = "") -> go.Figure:
     """Predicted over measured values of a replay.
 
     Args:
-        replay: of kernels, engine steps or benchmark results.
+        replay: replay of kernels, engine steps or benchmark results.
         metric: for benchmark results, one of ``replay.figures``; default: the first.
     """
     from forerun.errors import ForerunError
@@ -115,7 +115,7 @@ def errors(replay: Replay) -> go.Figure:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Callable[[StudyResult], go.Figure]:
-        """The figure ``name`` of results that installed distributions add."""
+        """Function for the figure ``name`` of results that other installed distributions add."""
         from simulator.studies.installed import installed_names, load_name
 
         added = () if name.startswith("_") else (load_name(one) for one in installed_names() if not one.islower())

@@ -1,4 +1,4 @@
-"""Recorded prediction errors: one row per comparison, their JSON file, tables, and whether one has grown since."""
+"""Recorded prediction errors: one row per comparison, their JSON file, and tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHOWN_ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """Errors of predictions of one kind, in percent of the measurement."""
+    """Errors of one comparison of predictions with measurements, in percent of the measurement."""
 
     section: str
     """One of ``SECTIONS``."""
@@ -46,17 +46,17 @@ class ErrorRow:
     fitted: str
     """Fitted constants of the prediction, and the data that they were fitted on."""
     ships: bool
-    """True if anyone can compute it from the package alone."""
+    """True if the comparison can be recomputed from the package alone."""
     date: str = ""
     """Date on which the error was computed, such as 2026-11-21."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Key by which two rows are the same comparison."""
+        """Identity of the comparison: two rows with equal keys are the same comparison."""
         return (self.section, self.name, self.metric)
 
     def of_part(self, section: str, part: str) -> bool:
-        """True if the row is of a shipped part: its name is the part's, or begins with that."""
+        """True if the row belongs to a part of a section: its name is ``part`` or begins with it."""
         return self.section == section and (self.name == part or self.name.startswith(f"{part}, "))
 
 
@@ -87,7 +87,7 @@ def predicted_words(row: ErrorRow) -> str:
 
 
 def by_predicted(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
-    """Comparisons by what was predicted, the least error first; what users feel first, kernels last."""
+    """Comparisons by predicted quantity, kernels last; ascending error within a quantity."""
     order = {section: place for place, section in enumerate((*SECTIONS[1:], SECTIONS[0]))}
     groups: dict[str, list[ErrorRow]] = {}
     for row in sorted(rows, key=lambda row: (order[row.section], row.metric, row.mape)):
@@ -96,7 +96,7 @@ def by_predicted(rows: Sequence[ErrorRow]) -> dict[str, list[ErrorRow]]:
 
 
 def summary_table(rows: Sequence[ErrorRow]) -> Table:
-    """A row for each kind of prediction, with its worst comparison by name and what that rests on."""
+    """One row per kind of prediction, with the name and evidence level of its worst comparison."""
     lines: list[list[Value]] = []
     for words, group in by_predicted(rows).items():
         worst = group[-1]
@@ -109,7 +109,7 @@ def summary_table(rows: Sequence[ErrorRow]) -> Table:
 
 
 def error_tables(rows: Sequence[ErrorRow]) -> list[Table]:
-    """One table per section that has rows, of every comparison."""
+    """Tables of all comparisons, one table per section that has rows."""
     parts = []
     for section in SECTIONS:
         lines: list[list[Value]] = []
@@ -141,7 +141,7 @@ TILES = ("Mean TTFT", "Mean TPOT", "Mean E2E latency", "Output throughput", "Spe
 
 
 def error_tiles(rows: Sequence[ErrorRow]) -> list[Tile]:
-    """Median error of the figures that matter most to users, if recorded."""
+    """Median error of the metrics that matter most to users, if recorded."""
     errors = {words: (median(row.mape for row in group), group[-1].mape) for words, group in by_predicted(rows).items()}
     return [
         Tile(words, f"{errors[words][0]:.1f}", "%", f"half within; worst {errors[words][1]:.0f} %")

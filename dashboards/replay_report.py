@@ -43,7 +43,7 @@ FIGURES: Mapping[str, Sequence[ResultFigure]] = {
 
 
 def figure_data(result: Replay) -> FigureData:
-    """Figures of a replay, the main one first; none of a calibration."""
+    """Figures of a replay, the main figure first; empty for a calibration."""
     return _figures(result.document, result) if result.kind == "replay" else {}
 
 
@@ -65,7 +65,7 @@ def write_replay(folder: Path, document: Json, report: Replay | None = None) -> 
 
 
 def kind_of(document: Json) -> str | None:
-    """Kind of replay, recognised by the fields of its document; None if it is none of the three."""
+    """Kind of replay, recognised by the fields of its document; None if the document is no replay."""
     if {"runs", "scores", "worst", "skipped", "basis"} <= document.keys():
         return RUNS
     if {"steps", "groups", "overall", "worst", "basis"} <= document.keys():
@@ -74,7 +74,7 @@ def kind_of(document: Json) -> str | None:
 
 
 def replay_figures(document: Json, report: Replay | None = None) -> dict[str, go.Figure]:
-    """Parity plots by name: one for each metric of benchmark results or steps, or of kernels with their errors."""
+    """Figures by name: one parity plot per metric of benchmark results or steps; parity and errors for kernels."""
     return {name: figure.draw(data) for name, (figure, data) in _figures(document, report).items()}
 
 
@@ -84,7 +84,7 @@ def replay_tables(document: Json) -> list[Table]:
 
 
 def replay_tiles(document: Json) -> list[Tile]:
-    """The errors that matter most."""
+    """Most important errors of a replay."""
     if kind_of(document) == RUNS and len(document["runs"]) == 1:
         (run,) = document["runs"]
         return [_single(run, *METRIC_WORDS[metric], metric) for metric in METRIC_WORDS if metric in run["error"]]
@@ -115,7 +115,7 @@ def replay_tiles(document: Json) -> list[Tile]:
 
 
 def replay_html(document: Json, report: Replay | None = None) -> str:
-    """The whole page as text."""
+    """HTML of the whole page."""
     figures = {f"figure-{name}": figure for name, figure in replay_figures(document, report).items()}
     plots = list(page.figure_cards(figures).values())
     sections = [
@@ -154,7 +154,7 @@ def _errors(document: Json) -> str:
 
 
 def _single(run: Json, words: str, unit: str, metric: str) -> Tile:
-    """The error of one run, with its sign."""
+    """Signed error of one run or step."""
     predicted, measured = (number(run[key][metric]) for key in ("predicted", "measured"))
     detail = f"predicted {predicted}, measured {measured} {unit}"
     return Tile(words, f"{run['error'][metric]:+.1f}", "%", detail)

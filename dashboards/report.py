@@ -40,7 +40,7 @@ FIGURES = (
 
 
 def figure_data(result: RunResult) -> FigureData:
-    """Figures of a run, the main one first."""
+    """Figures of a run, the main figure first."""
     return with_data(FIGURES, run_of_result(result))
 
 
@@ -50,7 +50,7 @@ def save(result: RunResult, folder: Path) -> None:
 
 
 def run_of_result(result: RunResult) -> RunFolder:
-    """A result as the figures read it, without a folder."""
+    """Convert a result to a run folder in memory, as the figures need it."""
 
     def floats(table: pa.Table, names: tuple[str, ...]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
         return {name: np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=np.float64) for name in names}
@@ -64,11 +64,11 @@ def run_of_result(result: RunResult) -> RunFolder:
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
-    """Write the report of the run in ``folder`` to ``output`` (default: ``report.html`` in it) and return its path.
+    """Write the report of the run in ``folder`` to ``output`` (default: its ``report.html``) and return its path.
 
     Raises:
-        ForerunError: when ``folder`` is not a run folder.
-        OSError: when a file cannot be read or written.
+        ForerunError: ``folder`` is not a run folder.
+        OSError: a file cannot be read or written.
     """
     path = output or folder / REPORT_FILE
     write_text_atomically(path, report_html(load_run(folder)))
@@ -76,7 +76,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 
 
 def report_html(run: RunFolder) -> str:
-    """The whole page as text."""
+    """HTML of the whole page."""
     figures = {f"figure-{name}": figure.draw(data) for name, (figure, data) in with_data(FIGURES, run).items()}
     document = run.document
     plots, marks, lead = page.figure_cards(figures), run_marks(document), document.get("conclusion", "")
@@ -117,7 +117,7 @@ def run_marks(document: Json) -> list[tuple[str, str]]:
 
 
 def run_tiles(document: Json) -> list[Tile]:
-    """The numbers of a run that matter most."""
+    """Most important metrics of a run."""
     summary, kv, shares = document["summary"], document["kv_cache"], document["bottleneck"]
     bound = main_bottleneck(shares)
     rate = f"{number(summary['request_throughput'])} req/s"

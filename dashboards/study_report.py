@@ -1,4 +1,4 @@
-"""Reports of studies: sentence, figures, tables and all that a reviewer needs to run it again, as HTML and Markdown."""
+"""Reports of studies as HTML and Markdown: conclusion, figures, tables, and the data for repeating the study."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ FIGURES: Mapping[str, Sequence[ResultFigure]] = {
     ),
     "twin": (ResultFigure("gaps", studies.twin_data, studies.bars_figure, studies.bars_text),),
 }
-"""Figures of the studies by kind, the main one first."""
+"""Figures by kind of study, the main figure first."""
 
 
 def figure_data(result: Result) -> FigureData:
-    """Figures of a study, the main one first; none of any other result."""
+    """Figures of a study, the main figure first; empty for any other result."""
     if not isinstance(result, StudyResult):
         return {}
     figures = import_module(result.drawn_in).FIGURES if result.drawn_in else FIGURES.get(result.kind, ())
@@ -56,7 +56,7 @@ def figure_data(result: Result) -> FigureData:
 
 
 def save(result: Result, folder: Path) -> None:
-    """Write the document of a result, and of a study its report, its own files and a plan's summary."""
+    """Write the document of a result; for a study also its report, its further files and a plan's summary."""
     texts = {f"{result.kind}.json": json_text(result.document)}
     if isinstance(result, StudyResult):
         texts |= result.files
@@ -99,7 +99,7 @@ SUMMARY_CARDS = {
     "What would change it": ("what would change it", "headroom", "a replica fails", "twice the load"),
     "What it rests on": ("rests on", "how sure"),
 }
-"""Cards of a plan's summary after its answer, with the sentences of each."""
+"""Cards of a plan's summary below the answer, with the keys of the sentences in each card."""
 PREFIXED = {
     "by the hour",
     "headroom",
@@ -108,11 +108,11 @@ PREFIXED = {
     "price of a chip for an hour",
     "cheaper, less sure",
 }
-"""Sentences that need their heading to be understood."""
+"""Keys of sentences that are printed with their heading."""
 
 
 def plan_summary_html(result: StudyResult) -> str:
-    """One page to present: traffic, question, answer, cost, alternatives, what may change it, what it rests on."""
+    """One-page summary of a plan: traffic, question, answer, cost, alternatives, sensitivities, evidence."""
     document = result.document
     words = document["plan_summary"]
     drawn = {
@@ -147,7 +147,7 @@ def _sentence(text: str, heading: str = "") -> str:
 
 
 def _alternatives(document: Json) -> Table:
-    """The answer and layouts after it, the next cheaper with why it fails, and the best of every chip tried."""
+    """Table of the answer, further layouts, the next cheaper layout and why it fails, and each chip's best layout."""
     cheaper = document["next_cheaper"] or {"layout": None}
     arriving = ARRIVING[rate_unit(document["scenario"]["workload"])]
     rows: list[list[Value]] = []
@@ -168,11 +168,11 @@ def _alternatives(document: Json) -> Table:
 
 
 OF_A_CHIP = ("meets", "not simulated", "misses", "pruned", "refused", "error")
-"""Statuses of layouts, in the order in which one stands for its chip."""
+"""Statuses of layouts, best first: a chip is represented by its layout with the first status in this order."""
 
 
 def by_chips(document: Json) -> dict[str, list[Json]]:
-    """Layouts of a plan by the chips that they run on."""
+    """Layouts of a plan, grouped by their chips."""
     layouts: dict[str, list[Json]] = {}
     for row in document["candidates"]:
         layouts.setdefault(chips_of(row, document), []).append(row)
@@ -180,13 +180,13 @@ def by_chips(document: Json) -> dict[str, list[Json]]:
 
 
 def chips_of(row: Json, document: Json) -> str:
-    """Chips of a layout: those that it sets, else the scenario's."""
+    """Chips of a layout: from its own settings, else from the scenario."""
     own = [str(value) for path, value in row["set"].items() if path.endswith("hardware.chip")]
     return ", ".join(own) or str(document["scenario"]["hardware"]["chip"])
 
 
 def study_markdown(result: StudyResult) -> str:
-    """The report as Markdown, its figures drawn in text."""
+    """Report as Markdown, with figures drawn in text."""
     document = result.document
     parts = [f"# {markdown_text(result.title)}", f"**{markdown_text(result.conclusion)}**"]
     parts += [f"```text\n{figure.text(data)}\n```" for figure, data in figure_data(result).values()]
@@ -205,12 +205,12 @@ def study_markdown(result: StudyResult) -> str:
 
 
 def _tables(result: StudyResult) -> list[Table]:
-    """Tables of a result, texts to paste after the answer."""
+    """Tables of a result, tables of commands and flags last."""
     return sorted(result.tables(), key=lambda table: table.name in COMMANDS)
 
 
 def commands_of(table: Table) -> Mapping[str, str]:
-    """The texts to paste of a table by what stands before them in their row."""
+    """Commands in the last column of a table, by the joined texts of the preceding columns."""
     rows = ([cell_text(cell) for cell in row] for row in table.rows)
     return {", ".join(words): command for *words, command in rows}
 

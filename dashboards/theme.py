@@ -1,4 +1,4 @@
-"""One visual language: colours with a meaning, a light and a dark template, one way to caption.
+"""Common look of all figures: colours with a meaning, a light and a dark template, captions.
 
 Colours are those of B. Wong, "Points of view: Color blindness", Nature Methods 8 (2011), doi:10.1038/nmeth.1618, which
 are distinct for readers with any colour vision; each reads on both backgrounds.
@@ -47,7 +47,7 @@ COLOURS = {
     "tokens": ORANGE,
     "verify": GREEN,
 }
-"""Colours by their meaning, in every figure."""
+"""Colours by meaning, the same in every figure."""
 
 METHOD_LINES = {
     "none": (GREY, "solid"),
@@ -65,7 +65,7 @@ METHOD_LINES = {
 
 
 def method_line(method: str) -> tuple[str, str]:
-    """Colour and dash of a speculation method; those that have none yet share one."""
+    """Colour and dash of a speculation method; methods without an entry share one look."""
     return METHOD_LINES.get(method, (GREEN, "dot"))
 
 
@@ -75,7 +75,7 @@ RUN_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 LOSS, LITTLE_LOSS, NEUTRAL, LITTLE_GAIN, GAIN = "#e0702a", "#f0b48a", "#f4f4f1", "#a3cfe9", "#4aa3d8"
 """A scale from loss to gain, distinct for any colour vision; dark text is readable on all of it."""
 ON_SCALE = "#101418"
-"""Text on that scale."""
+"""Text colour on that scale."""
 
 
 def gain_scale(low: float, neutral: float, high: float) -> list[list[float | str]]:
@@ -146,15 +146,15 @@ LOAD_WORDS = {
     "workload.arrivals.max_concurrency": "concurrent requests",
     "workload.arrivals.rate_scale": "arrival rate over the trace's own",
 }
-"""Titles of an axis of loads, by field."""
+"""Axis titles of loads, by field."""
 Column = Any
 """Values that Plotly draws: a sequence or an array of numbers, words or times."""
 Look = dict[str, Any]
-"""Settings of a part of a figure in Plotly's words."""
+"""Plotly settings of a part of a figure."""
 Axis = str | Mapping[str, object]
 """Title of an axis, or its settings."""
 REVERSED = {"autorange": "reversed", "showgrid": False}
-"""An axis of names, the first on top."""
+"""Plotly settings of an axis of names, the first name on top."""
 
 
 def captioned(
@@ -167,7 +167,7 @@ def captioned(
     y: Axis = "",
     **layout: object,
 ) -> go.Figure:
-    """Give ``figure`` its title, a caption that ends with the basis, its height in pixels, axes and light template."""
+    """Set title, a caption that ends with the basis, its height in pixels, axes and light template."""
     text = f"<b>{title}</b><br><span style='font-size:12px'>{caption} · basis: {basis}</span>"
     for update, axis in ((figure.update_xaxes, x), (figure.update_yaxes, y)):
         if axis:
@@ -179,7 +179,7 @@ def captioned(
 def add_line(
     figure: go.Figure, x: Column, y: Column, name: str, colour: str, hover: str, width: float = 2.5, **more: object
 ) -> None:
-    """A line; ``more`` are settings of Plotly's scatter."""
+    """Add a line; ``more`` are settings of Plotly's scatter."""
     look: Look = {"mode": "lines", "line": {"color": colour, "width": width}}
     figure.add_scatter(x=x, y=y, name=name, hovertemplate=hover, **(look | more))
 
@@ -193,23 +193,23 @@ def add_points(
     hover: str | None,
     **more: object,
 ) -> None:
-    """Points; ``more`` are settings of Plotly's scatter."""
+    """Add points; ``more`` are settings of Plotly's scatter."""
     figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, hovertemplate=hover, **more)
 
 
 def add_bars(
     figure: go.Figure, values: Column, names: Column, marker: Mapping[str, object], hover: str | None, **more: object
 ) -> None:
-    """Horizontal bars; ``more`` are settings of Plotly's bar."""
+    """Add horizontal bars; ``more`` are settings of Plotly's bar."""
     figure.add_bar(x=values, y=names, orientation="h", marker=marker, hovertemplate=hover, **more)
 
 
 INSIDE: Look = {"textposition": "inside", "insidetextanchor": "middle", "constraintext": "none", "textangle": 0}
-"""Settings of bars whose text stands upright in their middle."""
+"""Plotly settings of bars with horizontal text in their middle."""
 
 
 def whiskers(rows: Sequence[tuple[float | None, float, float | None]], **look: object) -> Look:
-    """Plotly's error bars of values from (low end, value, high end); an end that is None has none."""
+    """Plotly's error bars of values from (low end, value, high end); an end that is None has no error bar."""
     return {
         "type": "data",
         "symmetric": False,
@@ -224,8 +224,8 @@ def range_with_intervals(
 ) -> list[float] | None:
     """Range of an axis over values from (low end, value, high end), in powers of ten if it is logarithmic.
 
-    An interval counts up to three times the median length of all, or up to the range of the values where that is
-    longer, so that one that is not known well does not flatten the others. None if no interval is longer.
+    An interval counts up to three times the median length of all intervals, or up to the range of the values if that is
+    longer, so that a very wide interval does not flatten the rest. None if no interval is longer than that.
     """
     scale = log10 if logarithmic else float
     ends = [[scale(value if end is None else end) for end in (low, value, high)] for low, value, high in rows]
@@ -245,12 +245,12 @@ def add_band(figure: go.Figure, x: Column, low: Column, high: Column, **look: ob
 
 
 def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: object) -> None:
-    """The share of a sample at or below each value, in percent; a sample of one is a point."""
+    """Add the share of a sample at or below each value, in percent; a single value is a point."""
     figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)
 
 
 def evenly(count: int, most: int) -> IntArray:
-    """Numbers of at most ``most`` of ``count`` rows, evenly chosen, the first and the last among them.
+    """Indices of at most ``most`` of ``count`` rows, evenly chosen, the first and the last included.
 
     >>> evenly(5, 3).tolist(), evenly(2, 3).tolist()
     ([0, 2, 4], [0, 1])
@@ -259,35 +259,35 @@ def evenly(count: int, most: int) -> IntArray:
 
 
 class ResultFigure(NamedTuple):
-    """A figure of every result of one kind."""
+    """Definition of a figure for all results of one kind."""
 
     name: str
     data: Callable[[Any], Any]
-    """Data of the figure, from a run folder, a replay of kernels, or any other result's document. None if there is
-    nothing."""
+    """Data of the figure, from a run folder, a replay of kernels, or any other result's document. None if the result
+    lacks it."""
     draw: Callable[[Any], go.Figure]
     text: Callable[[Any], str] = str
-    """The figure in text, for Markdown."""
+    """Function that draws the figure in text, for Markdown."""
 
 
 FigureData = dict[str, tuple[ResultFigure, Any]]
-"""Figures of a result by name, with their data, the main one first."""
+"""Figures of a result by name, with their data, the main figure first."""
 
 
 def with_data(figures: Iterable[ResultFigure], source: object) -> FigureData:
-    """Figures of one result by name, with their data; those without a row of data are left out."""
+    """Figures of one result by name, with their data; figures without data are omitted."""
     data = {figure.name: (figure, figure.data(source)) for figure in figures}
     return {name: (figure, one) for name, (figure, one) in data.items() if one is not None and len(one[0])}
 
 
 TEXT_WIDTH = 56
-"""Characters of a text figure's axis."""
+"""Width of a text figure's axis in characters."""
 BAR = 40
-"""Characters of the longest bar of a text figure."""
+"""Length of the longest bar of a text figure in characters."""
 
 
 def text_bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Values as bars of text; each row has a label, its value, and words after the bar."""
+    """Bars of text for some values; each row is a label, a value, and text after the bar."""
     longest = max(value for _, value, _ in rows)
     width = max(len(label) for label, *_ in rows)
     bars = [f"{'#' * round(value / longest * BAR):<{BAR + 1}}" for _, value, _ in rows]
@@ -295,12 +295,12 @@ def text_bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def text_intervals(rows: Sequence[tuple[str, float | None, float, float | None]], mark: float, unit: str = "") -> str:
-    """Values with intervals as lines of text on one axis, with a bar at ``mark``.
+    """Lines of text that show values with intervals on one axis, with a bar at ``mark``.
 
     Args:
         rows: label, low end, value, high end; ends may be None.
         mark: a value that the axis shows in every line.
-        unit: behind every figure.
+        unit: unit after every number.
     """
     known = [mark, *(v for _, low, value, high in rows for v in (low, value, high) if v is not None)]
     least, most = min(known), max(known)

@@ -93,8 +93,8 @@ def load_defaults(kind: str) -> dict[str, dict[str, FamilyParameters]]:
 
 
 def load_local_defaults(chip: Chip, library: str = LOCAL_LIBRARY) -> dict[str, dict[str, FamilyParameters]]:
-    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip. By its vendor
-    and, where the library's name ends in one (``llama.cpp-vulkan``), by back end.
+    """Return llama.cpp's default kernel parameters (family -> dtype -> set) for an uncalibrated chip. They depend on
+    the vendor and, if the library's name ends in one (``llama.cpp-vulkan``), on the back end.
 
     Empty if the chip's class defaults already describe llama.cpp (Apple), or if the vendor has no entry.
     """
@@ -104,14 +104,14 @@ def load_local_defaults(chip: Chip, library: str = LOCAL_LIBRARY) -> dict[str, d
 
 
 def local_backends(chip: Chip) -> tuple[str, ...]:
-    """Back ends of llama.cpp with parameters of their own for cards like this one."""
+    """Back ends of llama.cpp that have separate default parameters for the card group of this chip."""
     start = f"{_local_maker(chip)}-"
     names = tuple(name.removeprefix(start) for name in _default_sets(LOCAL_LIBRARY) if name.startswith(start))
     return tuple(name for name in names if name in BACKENDS)
 
 
 def _local_maker(chip: Chip) -> str:
-    """Name of the card group whose kernels are used for a chip: its maker and its math formats."""
+    """Name of the card group whose llama.cpp kernels a chip uses: the chip's vendor and math formats."""
     rates = chip.compute.dense_flops_per_s
     plain = "bf16" not in rates and rates.get("fp16", 0.0) < TENSOR_GAIN * rates.get("fp32", 0.0)
     kind = "-with-fp8" if "fp8" in rates else ""
@@ -186,7 +186,7 @@ def states_memory_of(text: str, name: str) -> bool:
 
 
 def chip_name(text: str, known: tuple[str, ...]) -> str | None:
-    """The chip that a published name means, such as ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
+    """Catalogue chip for a published device name: ``h100-sxm`` for "NVIDIA H100 80GB HBM3"; None if unknown."""
     word = text.strip().lower().replace("_", "-")
     if word in known:
         return word
@@ -210,16 +210,16 @@ def _device_hint(text: str) -> str:
 
 
 def _published_chip(word: str) -> str | None:
-    """Chip of a device name by the table: ``none`` for a device without a profile, None for no chip."""
+    """Catalogue chip of a device name by ``published.yaml``: ``none`` = device without a profile, None = not listed."""
     chips: dict[str, str | None] = packaged("hwprofiles", "published.yaml")["chips"]
     return next((name for pattern, name in chips.items() if re.search(pattern, word)), None)
 
 
 @cache
 def _chip_pattern(chip: str) -> str:
-    """A pattern of a catalogue name in a device name: RTX 4090, RTX4090 24GB, nvidia-l40s, V100-SXM2.
+    """Regular expression that finds a catalogue chip in device names: RTX 4090, RTX4090 24GB, nvidia-l40s, V100-SXM2.
 
-    A Ti, a Super or a laptop's chip is another one, unless the name says so.
+    Names with Ti, Super, Laptop, Max-Q or D match only catalogue chips with that word in their name.
     """
     other = "".join(
         rf"(?!.*\b{word}\b)" for word in ("ti", "super", "laptop", "max-q", "d") if word not in chip.split("-")
@@ -259,8 +259,8 @@ def _catalogue_data(folder: str, name: str) -> dict[str, Any]:
 
 
 def _profile_of_corrections(chip: Chip, path: Path) -> Path:
-    """Profile whose learned corrections apply to a chip read from ``path``. Its own, or that of a catalogue chip with
-    the same fitted kernels."""
+    """Profile whose learned corrections apply to a chip read from ``path``. It is ``path``, or the profile of a
+    catalogue chip with the same fitted kernels."""
     if chip.kernels and not path.with_suffix(CORRECTIONS).exists():
         for file in sorted((_FOLDER / "fits").glob(f"*{CORRECTIONS}")):
             name = file.name.removesuffix(CORRECTIONS)

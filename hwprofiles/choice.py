@@ -24,7 +24,7 @@ _EVIDENCE = packaged("hwprofiles", "evidence.yaml")
 UNFITTED_INTERVALS: dict[str, tuple[float, float]] = {name: tuple(ends) for name, ends in _EVIDENCE["unfitted"].items()}
 """90 % interval of a kernel without a fit on its chip, as factors on its time, by kernel family."""
 UNKNOWN_INTERVAL = (0.5, 2.0)
-"""Assumed interval of every other family."""
+"""Assumed 90 % interval, as factors on the time, of a family without an entry in ``UNFITTED_INTERVALS``."""
 
 
 def unfitted_interval(family: str) -> tuple[float, float]:
@@ -49,7 +49,7 @@ def inside_ranges(ranges: Mapping[str, tuple[float, float]], sizes: Mapping[str,
 
 
 _RULES = ("recurrent_prefill", "recurrent_decode", "sparse_prefill", "sparse_decode")
-"""Families in which a kernel name denotes another layer rule; unnamed sets are only a substitute for it."""
+"""Families in which a kernel name denotes another layer rule; sets without such a name only approximate it."""
 PORTABLE = "portable"
 """Library of kernels that use neither asynchronous copies nor thread block clusters, even on chips that have them."""
 
@@ -68,7 +68,7 @@ def core_shares(chip: Chip) -> tuple[float, float, float, tuple[float, float]]:
 
     Returns:
         Factor for memory (>= 1), factor for on-chip memory (>= 1), the fewest cores of the ``like`` chips (inf if
-        no fit comes from another chip), and exponentials per clock cycle of this chip and of the last of those.
+        no fit comes from another chip), and exponentials per clock cycle of this chip and of the last ``like`` chip.
 
     Source: Little's law; V. Volkov, "Understanding Latency Hiding on GPUs" (2016), chapter 4.
     """
@@ -109,8 +109,8 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
 
     Order: the chip's fit for ``library``, its ``generic`` fit, the fit of the chip named by ``like`` (followed as a
     chain), the defaults of its class. Within each, the set of the dtype comes before that of the nearest dtype. If the
-    dtype names a kernel (``fp8@name``), the set of that kernel comes first. A layer of another rule (``bf16@kda``) is
-    calibrated only by sets of that rule; a set of the same rule in another format has priority over other rules.
+    dtype names a kernel (``fp8@name``), the set of that kernel comes first. A layer with its own rule (``bf16@kda``) is
+    calibrated only by sets of that rule; a set of that rule in another format has priority over sets of other rules.
 
     Returns:
         The parameter set and its evidence level: ``"calibrated"``, ``"extrapolated"`` or ``"datasheet"``.

@@ -97,7 +97,7 @@ def hinge_values(
         feature: index of each single hinge's feature, hinges x ``PARTS``; ``low`` and ``high`` have the same shape.
         low: feature value above which a single hinge function is greater than 0.
         high: feature value at which a single hinge function reaches 1.
-        greatest: for each hinge function, whether it is the maximum (else the minimum) of its parts.
+        greatest: for each hinge function, true if it is the maximum of its parts, else the minimum.
     """
     ends = ((end[feature] - low) / (high - low) for end in (features.min(axis=1), features.max(axis=1)))
     least, most = (np.where(greatest, end.max(axis=1), end.min(axis=1)) for end in ends)
@@ -124,7 +124,7 @@ class HingeBasis(NamedTuple):
     """Logarithm of corrected seconds: ``base`` plus hinge functions (see ``hinge_values``) times their ``gain``, never
     negative.
 
-    Outside ``ends``, the range of log seconds in the training data, corrected times are proportional to analytical.
+    Outside ``ends``, the range of log seconds in the training data, corrected times are proportional to the analytical.
 
     Source: sums of lattice functions that are monotone by construction, as in Gupta et al., "Monotonic Calibrated
         Interpolated Look-Up Tables" (2016), JMLR 17(109); the form here, random hinge functions with gains by
@@ -150,8 +150,8 @@ class HingeBasis(NamedTuple):
         return np.asarray(np.clip(log_seconds, physics - LARGEST, physics + LARGEST))
 
     def clipped(self, features: FloatArray) -> Clipped:
-        """Sum of hinge functions times their gain, for features that are linear in some values. The coefficients of
-        each: features x (constant, values)."""
+        """Sum of hinge functions times their gain, for features that are linear in some values. ``features`` contains
+        the coefficients of each feature: features x (constant, values)."""
         lines = features[self.feature]
         lines[:, :, 0] -= self.low
         # min(x) is -max(-x).
@@ -191,7 +191,7 @@ class Correction(NamedTuple):
         return [(name, self.ranges.get(name, (0.0, np.inf))) for name in SIZES[family]]
 
     def along(self, family: str, fixed: Mapping[str, float], moving: tuple[str, ...]) -> Callable[..., float]:
-        """Return a function for kernels that differ in a few sizes, called one by one, fifty times as fast.
+        """Return a fifty times as fast correction for single kernels that differ in a few sizes.
 
         Every single hinge function is linear in the logarithms of the variable sizes. The function also accepts traced
         numbers.

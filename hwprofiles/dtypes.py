@@ -59,12 +59,12 @@ FORMAT_NAMES: dict[str, str] = {
 
 
 def dtype_name(text: str) -> str | None:
-    """A weight format in the catalogue's words, whatever is added in parentheses; None for one that is not known."""
+    """Catalogue name of a weight format; text in parentheses is ignored. None if the format is unknown."""
     return FORMAT_NAMES.get(text.partition("(")[0].strip().lower())
 
 
 def _dtype_hint(dtype: str) -> str:
-    """Way out for a name that is no dtype: that of another tool, or one of similar spelling."""
+    """Suggestion for an unknown dtype: the dtype for another tool's format name, or a dtype of similar spelling."""
     word = dtype.lower()
     if word == "auto":
         return "; leave it out for the checkpoint's own"
@@ -73,7 +73,7 @@ def _dtype_hint(dtype: str) -> str:
 
 
 def formats_meant(text: str) -> list[str]:
-    """Formats that another tool's name may mean in a scenario."""
+    """Dtypes, as scenarios name them, that another tool's format name may denote."""
     word, hints = text.lower(), packaged("hwprofiles", "published.yaml")["format_hints"]
     return [*hints.get(word, [FORMAT_NAMES[word]] if word in FORMAT_NAMES else [])]
 
@@ -121,7 +121,7 @@ def shares_of(dtype: str) -> dict[str, float]:
 
 
 def math_dtype(dtype: str, supported: Collection[str]) -> str:
-    """Return the format in which a chip multiplies weights stored as ``dtype``, one of those it supports.
+    """Return the format in which a chip multiplies weights stored as ``dtype``, one of ``supported``.
 
     Raises:
         ProfileError: no such dtype, or the chip supports none of its math formats.

@@ -66,7 +66,7 @@ CODES = {name: code for code, name in enumerate(OPERATIONS)}
 
 
 def _operator(operation: str, reflected: bool = False) -> Callable[[Any, Num], Any]:
-    """Method of ``Traced`` that records an operation, with its operands exchanged where ``reflected``."""
+    """Method of ``Traced`` that records an operation, with its operands exchanged if ``reflected``."""
 
     def applied(self: Traced, other: Num) -> Traced:
         return _traced(operation, other, self) if reflected else _traced(operation, self, other)
@@ -107,7 +107,7 @@ def _traced(operation: str, *operands: Num) -> Traced:
 
 
 def look_up(source: Any, *arguments: Num) -> Num:
-    """``source(*arguments)``; where an argument is traced, the call is recorded as one step."""
+    """Return ``source(*arguments)``; if an argument is traced, record the call as one step."""
     for argument in arguments:
         if isinstance(argument, Traced):
             return argument.book.look_up(source, arguments)
@@ -160,7 +160,7 @@ def smooth_maximum(xp: Functions, first: Num, second: Num, sharpness: Num) -> Nu
 
 
 class KernelTime(NamedTuple):
-    """Time of one kernel (all fields floats, or all arrays): total, its parts, and the work it does.
+    """Time of one kernel (all fields floats, or all arrays): total, parts of the total, and work.
 
     ``seconds`` is launch plus the smooth maximum of compute and memory time; ``flops`` counts useful operations and
     ``bytes`` counts each operand once, so MFU follows from ``flops / seconds`` and MBU from ``bytes / seconds``.
@@ -193,7 +193,7 @@ class CollectiveTime(NamedTuple):
 
 
 HEAD_SIZES = (64, 128, 192, 256, 512)
-"""Head sizes that attention libraries compile kernels for; the set of a format alone is that of 128."""
+"""Head sizes that attention libraries compile kernels for; a set named by the format alone has head size 128."""
 PLAIN_HEAD = "128"
 """Attention head size of parameter sets that are named by the format alone."""
 WINDOWED = "w"
@@ -219,7 +219,7 @@ class AttentionShape(NamedTuple):
     source: str = ""
     """Kernel name if a library has several for a head size; empty = the library's default."""
     slots: int = 0
-    """Sequences among which a decode kernel divides the cores, however many of them run; 0 = those that run."""
+    """Sequence slots among which a decode kernel divides the cores, busy or not; 0 = only the running sequences."""
     expanded: tuple[int, int] | None = None
     """Absorbed MLA: key and value width per head after expanding the latent; None = the latent is never expanded."""
 
@@ -241,8 +241,8 @@ class AttentionShape(NamedTuple):
 
     @property
     def kernel(self) -> str:
-        """Name of the layer's parameter set. Kernels are compiled for a few head sizes; a size between them uses the
-        larger one. MLA, whose keys and values differ in width, has its own set, and so have, in some libraries, sliding
+        """Name of the layer's parameter set. Kernels are compiled for a few head sizes; a size between two of them uses
+        the larger one. MLA, whose keys and values differ in width, has its own set; in some libraries, so have sliding
         windows.
 
         Head sizes and widths may be arrays if all elements select the same kernel.
@@ -264,7 +264,7 @@ class Limits(NamedTuple):
     on_chip_bandwidth: float
     """Bandwidth of the on-chip store, bytes/s."""
     multicast: float = 1.0
-    """Neighbouring tiles that share one read of an operand (thread block clusters)."""
+    """Number of neighbouring tiles that share one read of an operand (thread block clusters)."""
     asynchronous: bool = False
     """True if copies overlap with arithmetic (Hopper and later: TMA, warp-specialised persistent kernels)."""
     vector_flops: float = 0.0
@@ -278,7 +278,7 @@ class Limits(NamedTuple):
     fitted_cores: float = math.inf
     """Core count of the chip that the fits come from; libraries can always split their work for that many cores."""
     exponentials: tuple[float, float] = (1.0, 1.0)
-    """Exponentials of a core per clock cycle, of this chip and of the one that the fits come from."""
+    """Exponentials of a core per clock cycle, of this chip and of the chip that the fits come from."""
 
 
 def warm_reads(
@@ -287,7 +287,7 @@ def warm_reads(
     """Cache hit rate of ``size`` bytes that were just read, and seconds per byte: hits come from the on-chip store.
 
     Operands up to ``warm_share`` of the store hit completely; larger cyclic reads evict their own data, and at ``fade``
-    times that size nothing hits.
+    times that size the hit rate is 0.
     """
     kept = parameters.warm_share * limits.on_chip_bytes
     hit = xp.minimum(1.0, xp.maximum(0.0, (fade * kept - size) / ((fade - 1.0) * kept + 1e-9)))
@@ -306,8 +306,7 @@ def all_plain(first: Num, second: Num, third: Num) -> bool:
 
 
 def evaluate_formula(values: tuple[Num, ...], formula: Callable[..., T]) -> T:
-    """Evaluate a formula on numbers or on arrays with broadcasting. Where the product of all sizes is zero, so is the
-    time."""
+    """Evaluate a formula on numbers or on arrays with broadcasting. The time is zero if any size is zero."""
     if any(isinstance(value, Traced) for value in values):
         return formula(TRACED, *values)
     if not any(isinstance(value, np.ndarray) for value in values):

@@ -92,15 +92,15 @@ class KernelLibrary:
 
     Parameters come from the chip's fit for that library, else its ``generic`` fit, else the defaults of its class;
     within a family, from the set of the operand's dtype, else the nearest one. All sizes may be numbers or numpy
-    arrays; a number in gives plain floats out, any array in gives arrays out. Work of size zero takes zero seconds.
-    Every method raises ProfileError for an unknown family, dtype or routing, for a dtype that the chip cannot compute
-    with, and for a negative size.
+    arrays; numbers give plain floats, and any array gives arrays. Work of size zero takes zero seconds. Every method
+    raises ProfileError for an unknown family, dtype or routing, for a dtype that the chip cannot compute with, and for
+    a negative size.
 
     Args:
         chip: a profile, a catalogue name or a path.
         library: generic, vllm, sglang, trtllm ...
         split_kv: whether decode attention may split the KV axis of a sequence (FlashDecoding).
-        static_scales: whether the checkpoint contains the scales of 8-bit activations, so that none is computed.
+        static_scales: whether the checkpoint contains the scales of 8-bit activations, so that no scale is computed.
         marlin: whether 4-bit experts of any format run in Marlin kernels, which dequantise them to 16 bits; these
             kernels have the ``int4`` sets. (The only set fitted on Marlin with MXFP4, of 896 experts and 63 us
             per launch, predicts gpt-oss serving 18 % too slow; the error with ``int4`` is 2 %.)
@@ -143,7 +143,7 @@ class KernelLibrary:
         self._limits: dict[str, Limits] = {}
         self._gemms: dict[tuple[object, ...], KernelTime] = {}
         self._along: dict[tuple[object, ...], Callable[..., Num]] = {}
-        """Corrections along the moving sizes, by family, format and the other sizes."""
+        """Cached corrections as functions of the variable sizes, by family, format and fixed sizes."""
         self.corrected = corrected
         self.corrections: Mapping[Key, Correction] = {}
         """Learned corrections in use, by library, family and name of the set."""
@@ -175,8 +175,8 @@ class KernelLibrary:
         """Bounds of the 90 % interval of a kernel, as factors on its time; (1, 1) if unknown.
 
         Args:
-            family: of kernel parameters.
-            dtype: of the stored operand.
+            family: kernel family.
+            dtype: format of the stored operand.
             sizes: numbers or arrays by kernel-trace column name.
             bound: limiting resource of the kernel, a string or an array of strings.
             assumed: whether a kernel without an interval of its own gets an assumed one: the spread of fits
@@ -210,16 +210,16 @@ class KernelLibrary:
 
     @property
     def _model(self) -> Chip:
-        """Chip that supplies the fits and their corrections: this one, or the one that ``like`` names. The latter if it
-        has no fits at all."""
+        """Chip that supplies the fits and their corrections. It is the chip that ``like`` names if this chip has no
+        fits at all, else this chip."""
         model = self._fitted
         while model.like is not None and not model.kernels:
             model = load_chip(model.like)
         return model
 
     def correction(self, family: str, dtype: str) -> Correction | None:
-        """Learned correction of the parameter set used for a family and a format, or None. For attention, only for the
-        head size that it was learned on."""
+        """Learned correction of the parameter set used for a family and a format, or None. A correction for attention
+        applies only to the head size that it was learned on."""
         if not self.corrections:
             return None
         heads = dtype.split(VARIANT)[1:2] if family.startswith("attention") else []
@@ -263,8 +263,8 @@ class KernelLibrary:
         return self._no_faster(time, seconds, format_of(dtype), held)
 
     def _no_faster(self, time: KernelTime, seconds: Num, dtype: str, held: bool = False) -> KernelTime:
-        """Replace the seconds of an analytical time, but never go below speed of light or that time; ``held`` as in
-        ``_corrected``."""
+        """Replace the seconds of an analytical time, but never below the smaller of this time and the speed-of-light
+        time; ``held`` as in ``_corrected``."""
         light = self.sol_seconds(time._replace(bytes=0.0 * time.bytes) if held else time, dtype)
         xp = functions_of(time.seconds)
         seconds = xp.maximum(seconds, xp.minimum(light, time.seconds)) * (time.seconds > 0.0)
@@ -273,8 +273,8 @@ class KernelLibrary:
         return time._replace(seconds=seconds, launch_s=xp.minimum(time.launch_s, seconds))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s. The peak is of the
-        stored operand's format, or of the fastest one."""
+        """Lower bound of a kernel's time in seconds, at the chip's memory bandwidth and peak FLOP/s. The peak is that
+        of the stored operand's format ``dtype``, or of the chip's fastest format if empty."""
         bandwidth = self.chip.memory.bandwidth_bytes_per_s
         peak = self.chip.peak_flops(dtype) if dtype else max(self.chip.compute.dense_flops_per_s.values())
         return functions_of(time.flops).maximum(time.flops / peak, time.bytes / bandwidth)
@@ -351,8 +351,8 @@ class KernelLibrary:
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num, again: Num = 0.0) -> KernelTime:
         """Attention in three kernels that exchange the fp32 scores of each head through memory. Products with the keys,
-        softmax in place, products with the values. Products of few queries are those of vectors, in which every query
-        head reads the keys and values that it shares with others for itself (``again``, bytes).
+        softmax in place, products with the values. Products of few queries are matrix-vector products: every query head
+        reads again the keys and values that it shares with other heads (``again``, bytes).
 
         Source: ``ggml_mul_mat`` with broadcast heads in ``build_attn_mha`` (llama.cpp). In llama_bench.csv one more
         token of context takes Llama-3-70B (8 heads to a KV head) twice as many reads of its cache as the 8B (4).
@@ -409,7 +409,7 @@ class KernelLibrary:
         return tail_time_per_key(xp, parameters, cores, shape, seqs, q_len)
 
     def tail_sequences(self, shape: AttentionShape) -> Num:
-        """Number of longest sequences of a decode batch that, once alone, no longer saturate the memory bandwidth."""
+        """Number of sequences left at the end of a decode batch that no longer saturate the memory bandwidth."""
         parameters = cast(DecodeParameters, self.parameters("attention_decode", shape.kernel))
         return tail_sequences(self._attention_limit(shape.dtype, parameters.native_math), parameters, shape)
 
@@ -437,10 +437,10 @@ class KernelLibrary:
             shape: heads, dimensions and KV format of one layer on this chip.
             seqs: prompt chunks; ``q_tokens``, ``pairs`` and ``kv_tokens`` as ``attention_prefill`` takes them.
             decode_seqs: sequences with one query each.
-            decode_kv_tokens: their KV lengths, total.
+            decode_kv_tokens: KV lengths of these sequences, total.
             warm: the same KV was just read and may still be on the chip.
             longest_kv: KV length of the longest single-token sequence (single-kernel libraries); 0 = all equal.
-            tail_kv: excess of that length over the mean of the ``tail_sequences`` longest (separate kernels).
+            tail_kv: excess of the longest KV length over the mean of the ``tail_sequences`` longest (separate kernels).
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         if parameters.mixed == "one-pass":
@@ -496,7 +496,7 @@ class KernelLibrary:
             active_experts: number of distinct experts that the tokens reach; None = expected value of the routing.
             routing: how tokens spread over the experts: balanced, uniform (random), identical (all pick the same),
                 power-law-ALPHA or zipf-ALPHA.
-            alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many as n / alike.
+            alike: size of groups of tokens with the same experts, >= 1: n tokens reach as many experts as n / alike.
             dispatched: whether an all-to-all sends each chip only the tokens of its own experts.
             kernel: name of the kernel if the library has several for a dtype; its own fit is used if available.
             mean_work: report flops and bytes of the average chip instead of the slowest, which sets the time.
@@ -642,7 +642,7 @@ class KernelLibrary:
 
         Args:
             op: all_reduce, all_gather, reduce_scatter, all_to_all or send_recv.
-            message_bytes: the whole tensor (all_gather: its output; all_to_all: what one chip sends).
+            message_bytes: bytes of the whole tensor (all_gather: of its output; all_to_all: bytes that one chip sends).
             world_size: chips taking part; 1 takes no time.
             link: link between the chips, a profile or a catalogue name.
 
@@ -697,7 +697,7 @@ class KernelLibrary:
         return self._limits[dtype]
 
     def _attention_limit(self, dtype: str, native: bool) -> Limits:
-        """Limits for attention math: in the cache's format when it is a plain float or the kernel multiplies
+        """Limits for attention math: in the cache's format if that is a plain float or the kernel multiplies
         natively."""
         if native or dtype in ("fp32", "fp16", "bf16"):
             return self.limits(dtype)
@@ -708,7 +708,7 @@ class KernelLibrary:
 def _vector_flops(chip: Chip, peak: float) -> float:
     """Operations per second of the vector units that unpack weights and multiply packed 8-bit integers.
 
-    A GPU core issues them in 128 lanes per cycle, whatever its fp32 rate (64 lanes on A100 and RDNA 2, twice 128
+    A GPU core issues 128 lanes of operations per cycle, whatever its fp32 rate (64 lanes on A100 and RDNA 2, twice 128
     on RDNA 3); other chips use the fp32 peak.
     """
     compute = chip.compute

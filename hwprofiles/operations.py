@@ -61,7 +61,7 @@ class _Operation(NamedTuple):
 
 
 def attention_shape(row: KernelRow) -> AttentionShape:
-    """Layer of some rows that one attention kernel serves; each number may be an array."""
+    """Layer shape from rows that one attention kernel serves; each number may be an array."""
     xp, kv_heads, head_dim, v_dim = functions_of(row["batch"]), row["num_kv_heads"], row["head_dim"], row["v_head_dim"]
     kv_dtype = row["kv_dtype"] or row["dtype"]
     width = xp.where(v_dim > 0, v_dim, head_dim)
@@ -72,7 +72,7 @@ def attention_shape(row: KernelRow) -> AttentionShape:
 
 
 def _attention(op: str) -> Callable[[KernelRow], PriceCall]:
-    """Call of one attention operation: sizes are computed once, because a fit makes the call thousands of times."""
+    """Library call of one attention operation: sizes are computed once, because a fit repeats the call often."""
 
     def call(row: KernelRow) -> PriceCall:
         shape, xp, warm = attention_shape(row), functions_of(row["batch"]), row["cache"] == "warm"
@@ -190,7 +190,7 @@ def _collective(op: str) -> Callable[[KernelRow], PriceCall]:
 
 
 def link_of(op: str, row: KernelRow, chip: Chip) -> str:
-    """Name of the link of a collective: the given one, else the chip's own between chips."""
+    """Name of the link of a collective: the row's ``link``, else the link of the chip's profile."""
     link: str | None = row["link"] or chip.links.scale_up
     if link is None:
         raise ProfileError(f"{op}: chip '{chip.name}' has no scale-up link; give link=NAME")
@@ -287,14 +287,14 @@ _OLD_TRUTHS: Mapping[str, tuple[str, Mapping[bool, object]]] = {
     "warm": ("cache", {True: "warm", False: "cold"}),
     "gated": ("projections", {True: 3, False: 2}),
 }
-"""Earlier arguments that were true or false: the column in place of each, and its values."""
+"""Earlier arguments that were true or false: the column that replaces each argument, and its values."""
 _OLD_NAMES = {"activated_experts": "active_experts", "distribution": "routing"}
 _PREDICTED = tuple(name for name, operation in OPERATIONS.items() if operation.columns)
 
 
 def row_call(op: str, row: KernelRow) -> PriceCall:
-    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace. Absent optional ones count
-    as 0 or empty, and sizes may be arrays if one kernel serves all rows."""
+    """Call of a ``KernelLibrary`` that prices the columns of an operation of a kernel trace. Absent optional columns
+    count as 0 or empty, and sizes may be arrays if one kernel serves all rows."""
     return OPERATIONS[op].call({**_ABSENT, **row})
 
 
@@ -397,7 +397,7 @@ def _read(op: str, operation: _Operation, values: Mapping[str, object]) -> dict[
 
 
 def _with_new_columns(op: str, values: Mapping[str, object], columns: Collection[str]) -> dict[str, object]:
-    """Values under the names of the trace's columns; earlier names of arguments are accepted with a warning."""
+    """Rename earlier argument names to the trace's column names, with a warning."""
     renamed: dict[str, object] = {}
     for key, value in values.items():
         new, by_truth = _OLD_TRUTHS.get(key, (_OLD_NAMES.get(key, key), {}))

@@ -3,8 +3,8 @@
 Fields that families share, without a description of their own below: ``launch_s``, fixed time inside a captured graph;
 ``compute_efficiency``, share of the dense peak that full tiles reach; ``memory_efficiency``, share of the memory
 bandwidth that a saturating stream reaches; ``on_chip_efficiency``, share of the on-chip bandwidth (times multicast) at
-which tiles re-read operands; ``core_bandwidth_ratio``, bandwidth that one core (or work item) can draw, over one core's
-equal share of the chip's; ``overlap``, sharpness p >= 1 of the smooth maximum of compute and memory time;
+which tiles re-read operands; ``core_bandwidth_ratio``, bandwidth of one core (or work item), over one core's equal
+share of the chip's bandwidth; ``overlap``, sharpness p >= 1 of the smooth maximum of compute and memory time;
 ``warm_share``, share of the on-chip store that still holds operands when the same call is repeated;
 ``warm_efficiency``, share of the on-chip bandwidth at which retained operands are read and written; ``wave_s``, filling
 and draining the pipeline once per wave; ``sequence_s``, metadata and page-table time per sequence. Fields in ``_s`` are
@@ -37,7 +37,7 @@ class DecodeKernel(Record):
     """Filling and draining per further wave of work items, in seconds."""
     sequence_s: NonNegative
     overlap: Positive
-    """Sharpness p >= 1 of the smooth maximum of the above overheads and the KV read."""
+    """Sharpness p >= 1 of the smooth maximum of the overheads above and the KV read."""
     warm_share: NonNegative = 0.7
     warm_efficiency: Share = 0.6
     regroup_s: NonNegative = 0.0
@@ -57,20 +57,20 @@ class DecodeKernel(Record):
     split_fill: Positive = 1.0
     """Work items per core up to which the KV axis is split."""
     split_root: NonNegative = 0.0
-    """Limit so that combining splits does not dominate: the root of this times the whole splits of the KV length.
+    """Factor that limits the time of combining: splits <= sqrt(factor * whole splits of the KV length).
 
     0 = no such limit."""
     split_seqs: NonNegative = 0.0
-    """Maximum batch size with KV splits; 0 = no limit. vLLM fixes the splits of batches that it captures as a graph and
-    leaves larger ones to the library, which then does not split."""
+    """Maximum batch size with KV splits; 0 = no limit. vLLM fixes the splits of batches that it captures as a graph;
+    for larger batches the library decides and does not split."""
     min_group_to_split: float = 1.0
     """Minimum query heads per KV head at which the library splits the KV axis."""
     tile_rows: float = 64.0
     """Query rows (heads that share a KV head, times queries) that one work item serves."""
     row_step: float = 16.0
-    """Rows are padded to a multiple of this."""
+    """Padding step of query rows: their number is rounded up to a multiple of it."""
     key_step: float = 1.0
-    """Keys that one work item multiplies are padded to a multiple of this."""
+    """Padding step of the keys that one work item multiplies: their number is rounded up to a multiple of it."""
     native_math: bool = False
     """True if products are computed in the format of the KV cache instead of bf16."""
     stream_overlap: NonNegative = 0.0
@@ -82,7 +82,7 @@ class DecodeKernel(Record):
 
     0 = there is none."""
     widen_byte_s: NonNegative = 0.0
-    """Time of that pass per byte of cached KV, in seconds."""
+    """Time of the same pass per byte of cached KV, in seconds."""
     whole_head_speed: Positive = 1.0
     """Speed of a core with whole KV heads of a slot (``AttentionShape.slots``) over cores that share one head."""
     key_s: NonNegative = 0.0
@@ -90,23 +90,23 @@ class DecodeKernel(Record):
     reread_share: NonNegative = 0.0
     """Share of KV that the second of two narrow tiles rereads from memory, if a head group needs two."""
     pair_share: NonNegative = 0.0
-    """Slowdown of a work item while the other core of its pair is busy, over its arithmetic; 0 = none.
+    """Slowdown of a work item while the other core of its pair is busy, relative to its arithmetic time; 0 = none.
 
     Cores of an NVIDIA chip form pairs (TPCs), and a grid of up to half the cores leaves one of each pair idle."""
     further_query: NonNegative = 0.0
-    """Time that each further query of a sequence adds (verify steps), over that of one query.
+    """Time that each further query of a sequence adds (verify steps), relative to the time of one query.
 
     0 = none beyond the effect on rows and products."""
 
 
 class UnpackedKernel(DecodeKernel):
-    """A kernel in which every query head is a work item of its own.
+    """A kernel in which every query head is a separate work item.
 
     It reads KV again for each head that shares it (from the on-chip store) and multiplies on the vector units, without
     row padding.
 
-    Which batches a library runs in it follows TensorRT-LLM's rule (masked multi-head attention instead of XQA:
-    ``mayHavePerfGain`` of ``decoderXQAImplJIT.cpp``, release 1.0): groups of query heads the packed kernel has no
+    The batches that a library runs in this kernel follow TensorRT-LLM's rule (masked multi-head attention instead of
+    XQA: ``mayHavePerfGain`` of ``decoderXQAImplJIT.cpp``, release 1.0): groups of query heads the packed kernel has no
     tile for, and batches too small to fill a share of the cores with packed work items.
     """
 
@@ -120,7 +120,7 @@ class UnpackedKernel(DecodeKernel):
     least_fill: NonNegative = 0.0
     """Minimum packed work items per core at which the packed kernel is used; 0 = no minimum."""
     piece_tokens: Positive = 128.0
-    """KV tokens per packed work item in that rule."""
+    """KV tokens per packed work item, for counting the work items of the rule above."""
 
 
 _R = TypeVar("_R", bound=Record)
@@ -147,7 +147,7 @@ class FamilyParameters(Record):
     fit: Fit | None = None
     """Ranges and intervals of the fit; None if the set was not fitted."""
     reference_clock_hz: Positive | None = None
-    """Core clock in Hz of the fitted chip, for scaling class defaults; a chip's own set has none."""
+    """Core clock in Hz of the fitted chip, for scaling class defaults; None in a chip's own set."""
 
     @model_validator(mode="before")
     @classmethod
@@ -216,9 +216,9 @@ class GemmParameters(FamilyParameters):
     quantise_s: NonNegative = 0.0
     """Fixed time of the activation quantisation kernel (fp8, int8), in seconds; 0 = no such kernel."""
     quantise_bytes: Positive = 3.0
-    """Bytes moved per activation by that kernel, at the product's bandwidth.
+    """Bytes moved per activation by the quantisation kernel, at the product's bandwidth.
 
-    3 if it reads 16 bits and writes 8 once, more if it first searches the maximum or runs below that bandwidth."""
+    3 if it reads 16 bits and writes 8 once, more if it first searches the maximum or is slower."""
     write_share: Fraction = 0.0
     """Share of the output write that does not overlap with arithmetic."""
     tiles: tuple[tuple[int, int], ...] = (
@@ -242,8 +242,8 @@ class GemmParameters(FamilyParameters):
     """Kernels for products with few rows; None = these products use tiles too."""
 
     def dequantising(self) -> "GemmParameters":
-        """Return the set of a weight-only kernel from that of the same library's plain 16-bit kernel. It widens the
-        weights of a tile before it multiplies them.
+        """Derive the set of a weight-only kernel from the same library's plain 16-bit kernel. A weight-only kernel
+        widens the weights of a tile before multiplying.
 
         The two ratios compare TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
         of trtllm 1.0.0, each fitted separately: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
@@ -273,7 +273,7 @@ class PrefillParameters(FamilyParameters):
     tile_s: NonNegative
     """Filling and draining the pipeline per tile of queries, in seconds."""
     tail_share: NonNegative
-    """Share of the longest tile's time during which the other cores are idle."""
+    """Share of the longest tile's time during which all other cores are idle."""
     sequence_s: NonNegative
     overlap: Positive
     tile_rows: float = 128.0
@@ -281,7 +281,7 @@ class PrefillParameters(FamilyParameters):
     tile_columns: float = 64.0
     """Keys per step of a tile."""
     packing: Literal["always", "single", "never"] = "always"
-    """Cases in which query heads that share a KV head fill one tile: always, only for single queries, never."""
+    """Packing of query heads that share a KV head into one tile: always, only for single queries, never."""
     native_math: bool = False
     """True if products are computed in the format of the KV cache instead of bf16."""
     masked_share: Fraction = 0.0
@@ -289,14 +289,14 @@ class PrefillParameters(FamilyParameters):
 
     0 = its step is skipped, 1 = computed and masked."""
     regroup_s: NonNegative = 0.0
-    """Seconds of an extra kernel that regroups query heads by KV head; 0 = none. It runs where single queries are
-    packed (several sequences, several KV heads)."""
+    """Seconds of an extra kernel that regroups query heads by KV head; 0 = none. It runs if single queries are packed
+    (several sequences, several KV heads)."""
     widen_s: NonNegative = 0.0
     """Fixed time in seconds of a pass that copies the cache into 16 bits, for kernels without its arithmetic.
 
     0 = there is none."""
     widen_byte_s: NonNegative = 0.0
-    """Time of that pass per byte of cached KV, in seconds."""
+    """Time of the same pass per byte of cached KV, in seconds."""
     mixed: Literal["separate", "one-pass"] = "separate"
     """Kernels of prompt chunks and single queries of one batch: separate ones, or the prefill kernel for all.
 
@@ -337,9 +337,9 @@ class DecodeParameters(DecodeKernel, FamilyParameters):
         """Return the set for a chip of another generation.
 
         Asynchronous copies keep more bytes in flight (less bandwidth is lost, one core reaches more).
-        The kernels written for them start before their predecessor has ended, pack query heads without a pass of
-        their own and combine splits faster. The factors were chosen on A100 (FlashAttention-2) and H100
-        (FlashAttention-3), sglang rows of NVIDIA's aiconfigurator.
+        Kernels written for such copies start before their predecessor has ended, pack query heads without a separate
+        pass and combine splits faster. The factors were chosen on A100 (FlashAttention-2) and H100 (FlashAttention-3),
+        sglang rows of NVIDIA's aiconfigurator.
         """
         if had_asynchronous == has_asynchronous:
             return self
@@ -376,12 +376,12 @@ class MoeParameters(FamilyParameters):
     """Share of the memory bandwidth at which activations are gathered and scattered."""
     overlap: Positive
     local_only: bool = False
-    """True if only assignments to this chip's experts are gathered and combined, not all tokens' (expert
+    """True if only assignments to this chip's experts are gathered and combined, not those of all tokens (expert
     parallelism)."""
     wave_s: NonNegative = 0.0
     core_bandwidth_ratio: NonNegative = 0.0
     """Achievable bandwidth of one core, relative to an equal share: the tiles of few experts cannot saturate the
-    memory. 0 = they can."""
+    memory. 0 = no such limit."""
     tiles: tuple[tuple[int, int], ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
     """Tiles (rows of one expert's tokens, columns) the library chooses from."""
     few_rows: FewRowsKernel | None = None
@@ -418,7 +418,7 @@ class RecurrentPrefillParameters(FamilyParameters):
     """Share of the 16-bit peak that the small products of the scan reach."""
     memory_efficiency: Share
     chunk_s: NonNegative
-    """Time by which a chunk waits for the one before it, in seconds."""
+    """Time by which a chunk waits for the previous chunk, in seconds."""
     overlap: Positive
     """Sharpness p >= 1 of the smooth maximum of arithmetic, waiting and memory."""
 
@@ -469,11 +469,11 @@ class SparseParameters(FamilyParameters):
     select_efficiency: Share
     """Share of the memory bandwidth at which scores are read to select the best."""
     padded_share: Fraction = 0.0
-    """Share of the missing entries, up to a query's maximum, that are still computed (masked)."""
+    """Share of the entries that a query lacks to its maximum and that are still computed (masked)."""
     item_s: NonNegative = 0.0
     """Start and end time of a work item, once per wave, in seconds."""
     sequence_s: NonNegative = 0.0
-    """Fixed time per prompt of any length, in seconds: separate kernels that compress and store it."""
+    """Fixed time per prompt of any length, in seconds: separate kernels that compress and store the prompt."""
     dense_efficiency: Fraction = 0.0
     """Share of the 16-bit peak of dense attention, for prompts whose keys the index would all select.
 
@@ -487,20 +487,20 @@ class SparseParameters(FamilyParameters):
     dense_host_s: NonNegative = 0.0
     """Host launch time of dense attention instead of an index, in seconds."""
     row_tile: Positive = 64.0
-    """Rows of queries (heads that share an entry) per work item; fewer are padded."""
+    """Query rows (heads that share an entry) per work item; fewer rows are padded to this number."""
     few_heads_efficiency: Fraction = 0.0
     """``compute_efficiency``, in tiles of 64 rows, of fewer than ``FEW_HEADS`` heads; 0 = the same. Used if few heads
     run in kernels that widen 8-bit entries themselves (vLLM's ``MIN_HEADS_FOR_BF16_PREFILL``)."""
     pair_s: NonNegative = 0.0
     """Core time in seconds of each pair of query and key, masked or not, per index head.
 
-    Of a library that scores all of them in passes of their own (TensorRT-LLM 1.3 on MiniMax-M3); 0 = a kernel scores
-    what the mask admits."""
+    For a library that scores all pairs in separate passes (TensorRT-LLM 1.3 on MiniMax-M3); 0 = kernels score only
+    pairs that the mask admits."""
     group_pair_s: NonNegative = 0.0
-    """Additional time of a pair with several index heads, for which the keys are copied, in seconds."""
+    """Additional time of a pair if there are several index heads, because the keys are then copied, in seconds."""
     near_s: NonNegative = 0.0
-    """Extra core seconds of selecting from twice as many entries as are kept, over very many. With fewer candidates,
-    more of them are close to the selection threshold and are sorted one by one."""
+    """Extra core seconds of selecting from only twice as many entries as are selected, compared with very many entries.
+    With fewer candidates, more candidates are close to the selection threshold and are sorted one by one."""
 
 
 FEW_HEADS = 32
@@ -532,7 +532,7 @@ class CollectiveParameters(FamilyParameters):
     fill_s: NonNegative
     """Time lost to filling the pipeline of chunks of a long message, in seconds."""
     fill_bytes: Positive
-    """Message volume in bytes at which half of that time is lost."""
+    """Message volume in bytes at which half of ``fill_s`` is lost."""
     in_network_efficiency: Share = 0.6
     """Share of the link's bandwidth that an in-network all-reduce (the switch adds) reaches."""
     in_network_min_chips: int = 8

@@ -86,8 +86,8 @@ class Fit(Record):
     ranges: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
     """Smallest and largest value of each size in the fitted rows; a shape outside is extrapolated."""
     intervals: dict[str, tuple[NonNegative, NonNegative]] = Field(default_factory=dict)
-    """90 % intervals as factors on a prediction, from held-out rows. By the kernel's bound (``latency``, ``memory``,
-    ``compute``), over ``all`` rows, and ``outside`` the fitted ranges."""
+    """90 % intervals as factors on a prediction, from held-out rows. Keys: the kernel's bound (``latency``, ``memory``,
+    ``compute``), ``all`` rows, and rows ``outside`` the fitted ranges."""
 
     @field_validator("ranges", mode="before")
     @classmethod

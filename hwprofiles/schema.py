@@ -32,10 +32,10 @@ With the share below, it matches clocks of a GeForce RTX 3090 under llama.cpp: 1
 UNCORE_SHARE = 0.25
 """Share of the TDP that does not depend on the core clock: memory, links, leakage (assumed)."""
 MOST_OF_TDP = 1.5
-"""Highest power limit of boards over their TDP (a GeForce RTX 4090 of 450 W takes up to 600)."""
+"""Highest power limit of boards over their TDP (GeForce RTX 4090: 600 W at a TDP of 450 W)."""
 
 FLOATS = ("bf16", "fp8", "fp4")
-"""Formats of matrix units, each half as wide as the one before: products of narrower ones take no longer."""
+"""Formats of matrix units, each half as wide as the previous format: products in a narrower format take no longer."""
 
 CORRECTIONS = ".residual.npz"
 """Suffix of a profile's file of learned corrections, in place of .yaml."""
@@ -80,7 +80,7 @@ class Compute(Group):
 
     @property
     def multiplies_fp4(self) -> bool:
-        """True if it has arithmetic in 4-bit floats."""
+        """True if the chip computes in 4-bit floats."""
         return "fp4" in self.dense_flops_per_s
 
     @field_validator("dense_flops_per_s", "fidelity")
@@ -126,14 +126,14 @@ class OnChip(Group):
     capacity_bytes: Bytes
     bandwidth_bytes_per_s: Rate
     multicast: Positive = 1.0
-    """Reads that one operand read can serve, on average (thread block clusters of Hopper and later)."""
+    """Number of reads that one operand read can serve, on average (thread block clusters of Hopper and later)."""
 
 
 class Links(Group):
     """Names of the chip's external links."""
 
     scale_up: str | None = None
-    """Between chips of one host or rack (NVLink, Infinity Fabric, PCIe, Ethernet)."""
+    """Link between chips of one host or rack (NVLink, Infinity Fabric, PCIe, Ethernet)."""
     scale_out: str | None = None
     host: str | None = None
 
@@ -161,14 +161,14 @@ class Price(Group):
 class Host(Group):
     """Host costs of a chip's own software; other engines have their costs in ``frameworks.yaml``.
 
-    Chips of kind ``tensix`` have them, and a machine on which an engine was measured.
+    Only chips of kind ``tensix``, and a machine on which an engine was measured, have such costs.
     """
 
     launch_s: LaunchTime = 0.0
     """Time in which Tenstorrent's software launches one kernel without a captured trace."""
     step_s: NonNegative = 0.0
-    """Seconds between engine steps that this chip's software needs beyond any engine's own. They go to reading logits
-    back, sampling on the host, and sending the next tokens."""
+    """Seconds between engine steps that this chip's software needs beyond any engine's own. They are spent on reading
+    logits back, sampling on the host, and sending the next tokens."""
     sequence_s: NonNegative = 0.0
     """Additional time between engine steps per sequence of the batch, in seconds."""
 
@@ -202,11 +202,11 @@ class Chip(Record):
 
     @property
     def corrections_file(self) -> Path | None:
-        """Path of the learned corrections, beside the profile's file; None without a file or after a change."""
+        """Path of the learned corrections, in the profile's folder; None if the profile has no file or was changed."""
         return self._corrections
 
     def read_from(self, profile: Path) -> "Chip":
-        """Return a copy whose corrections file is beside the given profile."""
+        """Return a copy whose corrections file is in the folder of the given profile."""
         chip = self.model_copy()
         chip._corrections = profile.with_suffix(CORRECTIONS)
         return chip
@@ -243,15 +243,15 @@ class Chip(Record):
     def at_power_limit(self, limit_w: float) -> "Chip":
         """Return the chip under a board power limit: cores, on-chip store and latencies slow down, memory does not.
 
-        Dynamic power scales as the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 where the voltage falls in
-        step with the clock, 1 if it has reached its floor); ``UNCORE_SHARE`` of the TDP stays. A limit above the TDP
-        changes only the maximum power, and no vendor allows one of ``MOST_OF_TDP`` times as much.
+        Dynamic power scales as the clock to the power of ``CLOCK_POWER`` (``C V^2 f``: 3 while the voltage falls in
+        step with the clock, 1 if it has reached its floor); ``UNCORE_SHARE`` of the TDP is constant. A limit above the
+        TDP changes only the maximum power, up to ``MOST_OF_TDP`` times the TDP.
 
         Args:
             limit_w: power limit of the whole board, in watts.
 
         Raises:
-            ProfileError: a limit that memory, links and leakage alone take up, or beyond what boards allow.
+            ProfileError: a limit that memory, links and leakage alone consume, or above ``MOST_OF_TDP`` times the TDP.
 
         Source: T. Mudge, "Power: A First-Class Architectural Design Constraint" (IEEE Computer, 2001); P. Patel et al.,
         "POLCA" (arXiv:2308.12908): 20 % less peak power costs LLM inference, mostly decoding, up to 7 % (as

@@ -1,7 +1,7 @@
 """Fields of traces: canonical names and units of the columns in a file, and typed access to a row.
 
 Formats are described in YAML, one entry per canonical column: ``arrival_s: "timestamp:ms"`` names a column and its
-unit, a list names several, the preferred one first, and ``usage.prompt_tokens`` is a value inside a JSON object.
+unit, a list names several, the preferred column first, and ``usage.prompt_tokens`` is a value inside a JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TraceColumn(NamedTuple):
 
 
 def candidates(names: str | Sequence[str]) -> tuple[TraceColumn, ...]:
-    """Columns from names, with a unit after a colon; names that fit several units come last."""
+    """Parse column names, each with an optional unit after a colon; names that fit several units come last."""
     plain, with_units = [], []
     for name, _, unit in (text.partition(":") for text in ([names] if isinstance(names, str) else names)):
         if unit in ("any", "suffix"):
@@ -52,7 +52,7 @@ def candidates(names: str | Sequence[str]) -> tuple[TraceColumn, ...]:
 
 
 def squash(name: str) -> str:
-    """A column name reduced to lower-case letters and digits, so that ``Request tokens`` equals ``request_tokens``."""
+    """Reduce a column name to lower-case letters and digits, so that ``Request tokens`` equals ``request_tokens``."""
     return "".join(char for char in name.lower() if char.isalnum())
 
 
@@ -72,36 +72,36 @@ def unit_of(name: str) -> str | None:
 
 
 def value_at(holder: object, path: str) -> object:
-    """Value under a dotted path inside nested objects; None if there is none."""
+    """Value under a dotted path inside nested objects; None if the path does not exist."""
     for key in path.split("."):
         holder = holder.get(key) if isinstance(holder, Mapping) else None
     return holder
 
 
 def object_at(holder: object, path: str) -> Record:
-    """Object under a dotted path; empty if there is none."""
+    """Object under a dotted path; empty if the path does not lead to an object."""
     value = value_at(holder, path)
     return value if isinstance(value, Mapping) else {}
 
 
 def list_at(holder: object, path: str) -> list[object]:
-    """List under a dotted path; empty if there is none."""
+    """List under a dotted path; empty if the path does not lead to a list."""
     value = value_at(holder, path)
     return value if isinstance(value, list) else []
 
 
 def objects_of(value: object) -> list[Record]:
-    """Objects in a list; entries of another kind are left out, and a value of another kind has none."""
+    """Objects in a list; other entries are skipped. Empty if ``value`` is not a list."""
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def objects_at(holder: object, path: str) -> list[Record]:
-    """Objects in the list under a dotted path; entries of another kind are left out."""
+    """Objects in the list under a dotted path; other entries are skipped."""
     return objects_of(value_at(holder, path))
 
 
 def number_of(value: object) -> int | float | None:
-    """A value that is a number; None for anything else, booleans included."""
+    """Return the value if it is a number; None for anything else, booleans included."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -121,7 +121,7 @@ class Cells:
         self.place = place
 
     def at(self, path: str, name: str | None = None) -> Cells:
-        """Return access to the object under ``path``; its errors name it ``name``, or as the path if None."""
+        """Return access to the object under ``path``; errors refer to it as ``name``, or by the path if None."""
         return Cells(object_at(self.values, path), f"{self.place}: {name or path}")
 
     def with_values(self, values: Record) -> Cells:

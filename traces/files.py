@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 OnError: TypeAlias = Literal["stop", "skip"]
 
 LARGEST_DOCUMENT_BYTES = 1 << 30
-"""Maximum unpacked size in bytes of a file that is read whole: kilobytes of gzip can expand to terabytes."""
+"""Maximum unpacked bytes of a file that is read whole; a limit, because kilobytes of gzip can expand to terabytes."""
 LARGEST_TABLE_VALUES = 500_000_000
 """Maximum rows times columns of a Parquet file that is read whole."""
 HEAD_BYTES = 1 << 16
 """Bytes read to recognise the format of a file."""
 BLOCK_BYTES = 1 << 20
-"""Bytes of text taken from a file at a time."""
+"""Bytes of text read from a file at a time."""
 
 MAX_LINE_BYTES = 64 << 20
-"""Longest line accepted in a file that is read as a stream of rows."""
+"""Maximum bytes of a line in a file that is read as a stream of rows."""
 
 _MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
@@ -94,7 +94,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def _cut(text: str, quoted: bool) -> int:
-    """End of the last whole line of ``text``, 0 if none; inside CSV quotes a line end does not count."""
+    """Index after the last whole line of ``text``, 0 if none; line ends inside CSV quotes do not count."""
     end = text.rfind("\n") + 1
     if quoted and text.count('"', 0, end) % 2:
         end = text.rfind("\n", 0, text.rfind('"', 0, end)) + 1
@@ -109,7 +109,7 @@ def text_blocks(path: Path, on_error: OnError = "stop", quoted: bool = False) ->
     Args:
         path: a text file, UTF-8 with or without byte order mark (or UTF-16 with one), perhaps gzip-compressed.
         on_error: "stop" raises at the first byte that is not UTF-8; "skip" yields such blocks marked as not clean.
-        quoted: keep CSV fields in double quotes whole even when they hold line ends.
+        quoted: keep CSV fields in double quotes whole even if they contain line ends.
 
     Raises:
         TraceError: unreadable file, another encoding, a line longer than ``MAX_LINE_BYTES``.
@@ -148,7 +148,7 @@ def _decoded(path: Path, decoder: codecs.IncrementalDecoder, data: bytes, last: 
 
 
 def _block(path: Path, text: str, first_line: int, on_error: OnError) -> Block:
-    """Whole lines; a byte that is not UTF-8 stops at its line or marks the block as not clean."""
+    """Block of whole lines; a byte that is not UTF-8 raises TraceError or marks the block as not clean."""
     try:
         if not text.isascii():
             text.encode()
@@ -186,18 +186,18 @@ def first_line(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, whole; raises TraceError where it cannot be read, is no text or is too large."""
+    """The whole text of a file; raises TraceError if it cannot be read, is not text or is too large."""
     data = unpacked_bytes(path)
     return _block(path, _decoded(path, _decoder(data), data, last=True), 1, "stop").text
 
 
 def load_document(path: Path) -> object:
-    """One JSON document; raises TraceError with the line and column where it breaks."""
+    """Parse a file as one JSON document; raises TraceError with line and column of a syntax error."""
     return json_value(read_text(path), str(path))
 
 
 def json_value(text: str, place: str) -> object:
-    """JSON text as plain data; raises TraceError with the line and column where it breaks."""
+    """Parse JSON text; raises TraceError with line and column of a syntax error."""
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError as problem:
@@ -211,14 +211,14 @@ _JSON_KEY = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
 
 
 def visible_keys(text: str) -> set[str]:
-    """Keys that occur in the first part of a JSON text, which may be truncated anywhere."""
+    """Keys that occur in the beginning of a JSON text, which may be truncated anywhere."""
     return set(_JSON_KEY.findall(text))
 
 
 def csv_records(text: str, delimiter: str = ",", first_line: int = 1) -> Iterator[tuple[int, list[str] | str]]:
-    """Rows of CSV text that are not empty, each with the line on which it starts.
+    """Non-empty rows of CSV text, each with the line on which it starts.
 
-    A row that cannot be split (a bare line end inside a field, a field of 128 KiB) is a text that says so.
+    A row that cannot be split (a bare line end inside a field, a field of 128 KiB) is yielded as its error text.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     while True:
@@ -235,7 +235,7 @@ def csv_records(text: str, delimiter: str = ",", first_line: int = 1) -> Iterato
 
 
 def csv_lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows of CSV text that are not empty, each with its line; raises TraceError at one that cannot be split."""
+    """Non-empty rows of CSV text with line numbers; raises TraceError at a row that cannot be split."""
     for line, row in csv_records(text):
         if isinstance(row, str):
             raise TraceError(f"{path}:{line}: {row}")
@@ -246,7 +246,7 @@ def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
     """Columns and rows of a CSV file.
 
     Raises:
-        TraceError: not readable as text, without a header, or with a row of another width.
+        TraceError: not readable as text, without a header, or with a row whose length differs from the header's.
     """
     lines = csv_lines(path, read_text(path))
     _, header = next(lines, (0, []))
@@ -267,7 +267,7 @@ def csv_rows(path: Path) -> tuple[tuple[str, ...], Iterator[Cells]]:
 
 @contextmanager
 def arrow_reading(path: Path, kind: str = "Parquet") -> Iterator[None]:
-    """Convert what Arrow says of a damaged file of a ``kind`` into a TraceError that names the file."""
+    """Convert Arrow's exceptions about a damaged file of a ``kind`` into a TraceError that names the file."""
     import pyarrow as pa
 
     with reading(path):
@@ -283,7 +283,7 @@ def arrow_reading(path: Path, kind: str = "Parquet") -> Iterator[None]:
 
 
 def parquet_table(path: Path) -> pa.Table:
-    """A Parquet file, whole; raises TraceError if damaged, or with more than ``LARGEST_TABLE_VALUES`` values."""
+    """Read a whole Parquet file; raises TraceError if damaged, or with more than ``LARGEST_TABLE_VALUES`` values."""
     import pyarrow.parquet as pq
 
     with arrow_reading(path):

@@ -23,7 +23,7 @@ class LocalRate(NamedTuple):
     tokens: int
     """Number of tokens that the rate was measured over."""
     context: int | None
-    """Tokens in the cache of each stream half-way, where the log states it."""
+    """Tokens in the KV cache of each stream half-way through the measurement; None if the log does not state it."""
     drafted: int
     """Draft tokens that were proposed; 0 without speculation."""
     accepted: int
@@ -69,7 +69,7 @@ def read_llama_cpp(path: Path) -> tuple[LocalRate, ...]:
 
 
 MOST_COUNT = 10**12
-"""Largest count of tokens, sequences or drafts that a file may state."""
+"""Maximum count of tokens, sequences or drafts that a file may state."""
 
 
 def _count(value: str | float, place: str) -> int:
@@ -138,7 +138,7 @@ def _tables(path: Path, lines: list[str]) -> Iterator[LocalRate]:
 
 
 def _bench_row(row: dict[str, str], place: str) -> Iterator[LocalRate]:
-    """``tg128`` or ``pp512 @ d4096`` with a rate of all its tokens."""
+    """Rate in a row of llama-bench, over all tokens of its test (``tg128``, ``pp512 @ d4096``)."""
     test, rate = _TEST.match(row["test"]), re.match(_NUMBER, row["t/s"])
     if not test or not rate or bool(test[1]) == bool(test[3]):
         return
@@ -188,7 +188,7 @@ def _bench_json(path: Path, text: str) -> Iterator[LocalRate]:
 
 
 def _finite(value: float) -> float:
-    """A number of a JSON file; infinite if it is larger than any float."""
+    """Convert a number of a JSON file to float; infinite if it is too large."""
     try:
         return float(value)
     except OverflowError:

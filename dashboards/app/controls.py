@@ -1,6 +1,6 @@
-"""Controls as data: one declaration gives the widget, what an address may say, and what a browser may send.
+"""Controls as data: one declaration gives the widget and the values accepted in a URL and from a browser.
 
-The value of every control is in the query of the address: read when a page opens, written by the browser on change.
+The query string of the URL contains the value of every control: read when a page opens, updated on change.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def part_id(kind: str, page: str, name: str) -> Identity:
 
 
 def term(words: str) -> Component:
-    """A label, with the definition of its term as a tooltip."""
+    """A label, with the glossary definition of its term as a tooltip."""
     meaning = definition(words)
     return words if meaning is None else html.Abbr(words, title=meaning)
 
 
 state_id = partial(part_id, "state")
-"""Id of a control whose value is part of the address."""
+"""Id of the input of a control; its value is part of the URL."""
 control_id = partial(part_id, "control")
-"""Id of the place of a control with its label."""
+"""Id of the element that contains a control and its label."""
 slider_id = partial(part_id, "slider")
-"""Id of the slider beside a number."""
+"""Id of the slider of a number control."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Control:
     """Base class of all controls."""
 
     name: str
-    """Name of the control in the address and in the values of a page."""
+    """Name of the control in the URL and in the values of a page."""
     label: str
     when: tuple[str, Callable[[object], bool]] | None = None
-    """Shown only while the control of this name has a wanted value."""
+    """Condition for showing the control: name of another control, and a test of its value; None = always."""
 
     def default_in(self, served: ServedFolders) -> object:
         raise NotImplementedError
@@ -72,7 +72,7 @@ class Control:
         return self.checked(text, served)
 
     def checked(self, value: object, served: ServedFolders) -> object:
-        """A value as a page computes with it; whatever a browser sends passes through here."""
+        """Validate a value that a browser sent, and return it as pages use it."""
         raise NotImplementedError
 
     def widget(self, page: str, value: object, served: ServedFolders) -> Component:
@@ -84,7 +84,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceField(Control):
-    """One of several texts. The functions behind some also take files, which nobody may name from a browser."""
+    """Choice of one of several texts; others are refused, because they could be read as file paths."""
 
     options: Sequence[str] | Offer = ()
     default: str | None = None
@@ -92,7 +92,7 @@ class ChoiceField(Control):
     placeholder: str = ""
 
     def offered(self, served: ServedFolders) -> list[str]:
-        """The options at the moment, in their order."""
+        """Currently available options, in display order."""
         return list(self.options(served) if callable(self.options) else self.options)
 
     def default_in(self, served: ServedFolders) -> str | None:
@@ -126,7 +126,7 @@ class ChoiceField(Control):
 
 @dataclass(frozen=True, slots=True)
 class Several(ChoiceField):
-    """Some of several texts, between commas in an address."""
+    """Choice of several texts, separated by commas in a URL."""
 
     defaults: Sequence[str] = ()
     least: int = 1
@@ -159,9 +159,9 @@ class Several(ChoiceField):
 
 @dataclass(frozen=True, slots=True)
 class Number(Control):
-    """A number, typed or drawn: the slider stops at ``stops``, the field takes all from ``low`` to ``high``.
+    """Number control: the slider has the values ``stops``, the text field accepts every value from ``low`` to ``high``.
 
-    Without stops there is no slider, and the number may be left out.
+    Without stops there is no slider, and the number may be empty.
     """
 
     stops: Sequence[float] = ()
@@ -171,7 +171,7 @@ class Number(Control):
     high: float = 0.0
     whole: bool = True
     live: bool = True
-    """True if answers follow while the knob moves, not only when it is let go."""
+    """True if results are updated while the slider moves, not only when it is released."""
     says: str = ""
 
     def default_in(self, served: ServedFolders) -> float | None:
@@ -219,7 +219,7 @@ class Number(Control):
         return [head, slider]
 
     def _field(self, page: str, value: object, more: Json) -> Component:
-        """A line of text: fields for numbers drop what they do not know, so that ``2,5`` would become 25."""
+        """Text input for the number: an HTML number field drops unknown characters, so that ``2,5`` would become 25."""
         unit = {"rightSection": dmc.Text(self.unit, size="xs", c="dimmed", mr=6), "rightSectionWidth": 48}
         return dmc.TextInput(
             id=state_id(page, self.name),
@@ -233,7 +233,7 @@ class Number(Control):
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Control):
-    """A short text ``word=value,...``, which may be left out."""
+    """Optional text control of the form ``word=value,...``."""
 
     says: str = ""
     example: str = ""
@@ -266,7 +266,7 @@ class Pairs(Control):
 
 
 def number_in(text: str) -> float:
-    """The number that a text says: ``12``, ``1,000``, ``2.5`` or ``1e3``."""
+    """Parse a number such as ``12``, ``1,000``, ``2.5`` or ``1e3``."""
     return float(text.replace(",", "") if GROUPED.fullmatch(text.strip()) else text)
 
 
@@ -275,12 +275,12 @@ def nearest(stops: Sequence[float], value: Any) -> int:
 
 
 def short(value: float) -> str:
-    """A number on a slider: 131072 is ``128k``."""
+    """Short label of a number on a slider: 131072 is ``128k``."""
     return f"{value / 1024:g}k" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
 
 
 def values_of(controls: Sequence[Control], search: str | None, served: ServedFolders) -> tuple[Values, list[str]]:
-    """The value of each control under an address, and what of the address could not be honoured, in words."""
+    """Value of each control from a URL's query string, and messages about parts of it that cannot be used."""
     query = dict(parse_qsl((search or "").lstrip("?")[:LONGEST_QUERY]))
     values: Values = {control.name: control.default_in(served) for control in controls}
     changed = []
@@ -301,7 +301,7 @@ def values_of(controls: Sequence[Control], search: str | None, served: ServedFol
 
 
 def checked_fields(controls: Mapping[str, Control], values: Values, served: ServedFolders) -> Values:
-    """Values that a browser sent, each as its control may have it; what is no control's stays as it is."""
+    """Validate values that a browser sent, each by its control; values without a control are unchanged."""
     return {
         name: controls[name].checked(value, served) if name in controls else value for name, value in values.items()
     }
@@ -310,16 +310,16 @@ def checked_fields(controls: Mapping[str, Control], values: Values, served: Serv
 # What the controls of several pages offer.
 
 DTYPES = ("checkpoint", "bf16", "fp8", "int8", "int4", "fp4", "mxfp4")
-"""Formats of weights; ``checkpoint`` is the model's own."""
+"""Formats of weights; ``checkpoint`` is the format of the model's checkpoint."""
 METHODS = tuple(method for method in SPECULATION if method not in ("eagle2", "grammar"))
-"""EAGLE-2 is for trees and a grammar needs a share of forced tokens, which these pages have no control for."""
+"""Speculation methods, without EAGLE-2 (trees) and grammar (share of forced tokens), which have no controls here."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 TTFT_MS = (100, 200, 500, 1000, 2000, 5000, 10000)
 TPOT_MS = (5, 10, 15, 20, 30, 40, 60, 80, 100, 200)
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 LENGTH_CV = 0.8
-"""Spread of prompt and output lengths: log-normal, standard deviation over mean."""
+"""Coefficient of variation (standard deviation over mean) of log-normal prompt and output lengths."""
 
 
 @cache
@@ -359,7 +359,7 @@ COLUMNS = Pairs(
 
 
 def lengths(mean: float) -> Json:
-    """Lengths of prompts or answers around a mean, as a scenario says them."""
+    """Scenario data of log-normal prompt or answer lengths with a given mean."""
     return {"distribution": "lognormal", "mean": mean, "cv": LENGTH_CV}
 
 
@@ -378,17 +378,17 @@ ONE_REQUEST = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_toke
 
 
 def deployment(values: Values, **more: object) -> Json:
-    """Scenario data of the model on its chips that the controls describe, and ``more`` sections."""
+    """Scenario data of the model and chips that the controls select, with the sections ``more``."""
     hardware = {"chip": values["chip"], "tensor_parallel": int(values["tp"])}
     return {"model": values["model"], **weights_of(values), "hardware": hardware, **more}
 
 
 def speculation_of(values: Values, draft_tokens: int, acceptance: Json) -> Json:
-    """The scenario's ``speculation``, with the draft model where the method has one."""
+    """The scenario's ``speculation``, with the draft model if the method has one."""
     method = {"method": values["method"], "num_speculative_tokens": draft_tokens, "acceptance": acceptance}
     return method | ({"draft": {"model": values["draft"]}} if values["method"] == "draft-model" else {})
 
 
 def weights_of(values: Values) -> Json:
-    """The scenario's ``weights_dtype``, where the control says one."""
+    """The scenario's ``weights_dtype``; empty if the control is set to the checkpoint's format."""
     return {} if values["dtype"] == DTYPES[0] else {"weights_dtype": values["dtype"]}

@@ -1,4 +1,4 @@
-"""A figure as CSV and as a page of its own, from the plain data that the browser holds."""
+"""Export a figure as CSV or as a separate HTML page, from the plain data in the browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def figure_csv(spec: Json) -> str:
-    """Every point of a figure as one line: trace, then whichever of x, y, z, base and text it has.
+    """CSV with one line per point of a figure: trace, and x, y, z, base and text if present.
 
     A heat map gives one line per cell.
     """
@@ -55,7 +55,7 @@ def figure_title(spec: Json) -> str:
 
 
 def values(data: object) -> list[Any]:
-    """A column as a list, whether plain or packed as ``{dtype, bdata}``."""
+    """Column as a list, from a plain list or from Plotly's packed form ``{dtype, bdata}``."""
     if isinstance(data, dict):
         if data.get("dtype") not in DTYPES:
             return []
@@ -82,5 +82,5 @@ def _cells(trace: Json, name: str) -> Iterable[list[object]]:
 
 
 def _safe(value: object) -> object:
-    """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -1,4 +1,4 @@
-"""The panel of a page's background run: its progress, a button that cancels it, and what went wrong."""
+"""Panel of a page's background run: progress, a cancel button, and error messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ POLL_MS = 400
 
 
 def job_id(page: str, part: str) -> dict[str, str]:
-    """Id of a part of a page's panel: ``token`` (the run under way), ``done`` (its label and state) ..."""
+    """Id of a part of a page's panel: ``token`` (id of the run), ``done`` (label and state of the run) ..."""
     return {"kind": f"job-{part}", "page": page}
 
 
 def job_part(done: object, name: str) -> str | None:
-    """``label`` or ``state`` of a run, from the ``done`` store of its page, which a browser may fill with anything."""
+    """``label`` or ``state`` of a run, from the untrusted ``done`` store of its page; None if it is not a text."""
     value = done.get(name) if isinstance(done, dict) else None
     return value if isinstance(value, str) else None
 
 
 def job_panel(page: str) -> object:
-    """Bar, words, cancel button and what went wrong; hidden while nothing has been started."""
+    """Progress bar, progress text, cancel button and error message; hidden until a run is started."""
     named: Any = {"aria-label": "Progress of the run"}
     return dmc.Box(
         [

@@ -1,11 +1,11 @@
-"""Work in the background: few tasks at a time, each in a separate process, with progress, cancellable.
+"""Background runs: a few tasks at a time, each in a separate process, with progress and cancellation.
 
-Dash's own background callbacks (its diskcache manager) were weighed and left aside: they bound neither how many run nor
-their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a folder on the
-disk, and need four more packages. What would have to be put around them is as long as what stands here. Pools (loky,
-``concurrent.futures``) were tried: one pool of one process for each run, which then has to be watched. One process
-waits for the next task, with the simulator imported. This module and those of the tasks do not import Dash, which a
-process needs a second for.
+Dash's own background callbacks (its diskcache manager) were considered and rejected: they limit neither the number of
+runs nor their memory and time, let a run outlive the server, fork a process that has threads, read pickles from a
+folder on the disk, and need four more packages. The code that they would need around them is as long as this module.
+Pools (loky, ``concurrent.futures``) were tried: each run then needs a pool of one process, which must be watched. One
+process waits for the next task, with the simulator imported. This module and those of the tasks do not import Dash,
+which a process needs a second for.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from forerun.workers import follow_parent
 from simulator.running.scenario import Scenario
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
+"""Function to report progress: units of work that are done, and their total."""
 Task = Callable[[Path, ProgressCallback], None]
-"""Writes its files into a folder; must be picklable. Raises on failure."""
+"""Picklable function that does the work and writes its files into a folder; raises an exception on failure."""
 
 MOST_RUNNING, MOST_TOGETHER = 2, 4
-"""Runs at once of one session, and of all sessions."""
+"""Maximum number of simultaneous runs of one session, and of all sessions."""
 MOST_KEPT = 12
-"""Finished runs of a session whose files are kept; older ones are removed."""
+"""Number of finished runs per session whose files are retained; the files of older runs are removed."""
 LONGEST_S, UNSEEN_S, WATCH_S = 1800.0, 300.0, 5.0
-"""Seconds after which a run is ended, or one without a page is, and between two such checks. Browsers slow the timers
-of hidden pages down to one call a minute."""
+"""Seconds until a run is ended, until a run that no page follows is ended, and between such checks. Browsers slow the
+timers of hidden pages down to one call a minute."""
 MOST_MEMORY_BYTES = 6 * 2**30
-"""Memory limit of one run, bytes; further limited to its share of the machine's memory if all run."""
+"""Memory limit of one run, bytes; never more than the machine's memory divided by ``MOST_TOGETHER``."""
 PROGRESS_EVERY_S = 0.1
 IMPORTED_AHEAD = (
     "numpy.random",
@@ -52,9 +52,9 @@ IMPORTED_AHEAD = (
     "simulator.studies.plan.search",
     "traces.requests.read",
 )
-"""Modules that tasks import first."""
+"""Modules that a waiting process imports before it receives a task."""
 FIRST, FINISHED = "first answer", "finished"
-"""States of a run that has something to show."""
+"""States of a run with results to show."""
 NO_MEMORY = "the run needs more memory than it may have here; ask for fewer requests or tokens, or use forerun run"
 
 
@@ -83,13 +83,13 @@ class Job:
     folder: Path
     started: float
     seen: float
-    """When a page last followed it."""
+    """Time at which a page last requested the run's status, by ``time.monotonic``."""
     state: str = "running"
-    """running, finished, failed or cancelled."""
+    """State of the run: running, finished, failed or cancelled."""
     done: int = 0
     total: int = 0
     answered: bool = False
-    """True if its files hold a first answer, which it is refining."""
+    """True if the run's folder contains a first answer, which the run is still refining."""
     message: str = ""
     """Error message in one sentence; empty without an error."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -104,10 +104,10 @@ class Jobs:
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("spawn")
         self._warm: tuple[SpawnProcess, Connection, Connection] | None = None
-        """A process that has imported the simulator and waits for a task; where to send it; where it answers."""
+        """Waiting process with the simulator imported, and its connections for tasks and for messages."""
 
     def warm(self) -> None:
-        """Start a process for the next task, unless one waits: its imports take as long as a small task."""
+        """Start a process for the next task, unless one waits, because imports take as long as a small task."""
         with self._lock:
             self._warm = self._waiting_process()
 
@@ -123,7 +123,7 @@ class Jobs:
         return process, to_do, receiver
 
     def start(self, task: Task, name: str, place: Path) -> str:
-        """Begin a task and return its id, which cannot be guessed."""
+        """Start a task and return its id, which cannot be guessed."""
         with self._lock:
             running = [job for job in self._jobs.values() if self._look(job).state == "running"]
             mine = sum(job.folder.parent == place for job in running)
@@ -146,7 +146,7 @@ class Jobs:
             return token
 
     def _watch(self, job: Job) -> None:
-        """End a run that takes too long, or that no page follows: its browser was closed, or shows another."""
+        """End a run that takes too long, or that no page follows (the browser was closed or shows another page)."""
         while self._look(job).state == "running":
             if time.monotonic() - job.seen > UNSEEN_S:
                 _end(job, "cancelled", "cancelled")
@@ -154,7 +154,7 @@ class Jobs:
             time.sleep(WATCH_S)
 
     def look(self, token: str) -> Job | None:
-        """Status of the run; None for an unknown id."""
+        """Status of the run with this id; None if the id is unknown. The call marks the run as followed by a page."""
         job = self._jobs.get(token)
         if job is None:
             return None
@@ -162,7 +162,7 @@ class Jobs:
         return self._look(job)
 
     def cancel(self, token: str) -> None:
-        """End the run if it is still under way; its files are removed."""
+        """Cancel the run if it is still running, and remove its files."""
         job = self._jobs.get(token)
         if job is not None and self._look(job).state == "running":
             _end(job, "cancelled", "cancelled")
@@ -219,7 +219,7 @@ def _end(job: Job, state: str, words: str) -> None:
 
 
 def wait_for_task(tasks: Connection, sender: Connection, parent: int) -> None:
-    """Import the modules of tasks, then work on the task that is sent, unless ``parent`` ends."""
+    """Main function of a process: import modules, receive a task and run it; exit if ``parent`` exits."""
     follow_parent(parent)
     limit_memory()
     for name in IMPORTED_AHEAD:
@@ -229,7 +229,7 @@ def wait_for_task(tasks: Connection, sender: Connection, parent: int) -> None:
 
 
 def work(sender: Connection, task: Task, folder: Path) -> None:
-    """Do the task, saying how far it is and how it ended."""
+    """Run the task and send its progress and its final state."""
     try:
         task(folder, Teller(sender))
         answer: tuple[object, ...] = ("finished", "")
@@ -242,7 +242,7 @@ def work(sender: Connection, task: Task, folder: Path) -> None:
 
 
 def limit_memory() -> None:
-    """Limit the memory of this process and its children to that of a run, where the system can."""
+    """Set the memory limit of a run for this process and its children, if the operating system supports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -254,7 +254,7 @@ def limit_memory() -> None:
 
 
 class Teller:
-    """Messages of a task to its server: progress, and that its folder holds a first answer."""
+    """Sender of a task's messages to the server: progress, and the existence of a first answer."""
 
     def __init__(self, sender: Connection) -> None:
         self._sender, self._last = sender, 0.0

@@ -1,4 +1,4 @@
-"""Errors as one sentence for the person in front of the page."""
+"""Errors as one sentence for the user of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDERS = re.compile(r"(?:/[^\s/'\":,]+)+/")
 
 
 def sentence(error: BaseException) -> str:
-    """``error`` in one line: a user's mistake is described without folders of the server; a fault is logged."""
+    """``error`` in one line: a user's error is described without folders of the server; an internal error is logged."""
     if isinstance(error, ForerunError):
         return FOLDERS.sub("", " ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""Pages, and the wiring of their views and background runs: plain values in, areas and figures out."""
+"""Pages, and the callbacks of their views and background runs: from control values to areas and figures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dashboards.app.messages import sentence
 from dashboards.app.served import ServedFolders
 
 Shown = Mapping[str, Any]
-"""Components by area, figures and stored data by name; what is left out stays empty."""
+"""Result of a view: components by area, figures and stored data by name; missing names are shown empty."""
 LOCAL = "local"
-"""The session of code outside any request."""
+"""Name of the session of code that runs outside any request."""
 
 
 class Context:
@@ -42,40 +42,40 @@ class Context:
 
     @property
     def served(self) -> ServedFolders:
-        """Folders that the session of this request may read: the served ones, and its own runs."""
+        """Folders that the session of this request may read: the served folders and the session's own runs."""
         return self._served.of_session(session[LOCAL] if has_request_context() else LOCAL)
 
     @staticmethod
     def begin_session() -> None:
-        """Give a browser that has none a session of its own, in a signed cookie."""
+        """Create a session in a signed cookie for a browser without a session."""
         session.setdefault(LOCAL, token_hex(8))
 
 
 class View(NamedTuple):
-    """Areas and figures that are computed anew whenever one of some controls changes."""
+    """Areas and figures that are recomputed whenever one of the given controls changes."""
 
     compute: Callable[[Context, Values], Shown]
     controls: Sequence[str] = ()
     areas: Sequence[str] = ()
     figures: Sequence[str] = ()
     others: Mapping[str, Input] = {}
-    """Further inputs by the name under which ``compute`` sees them."""
+    """Further Dash inputs, by their keys in the values that ``compute`` gets."""
     tells: Sequence[str] = ()
-    """Stores of the page that get what ``compute`` gives for their names, for views that follow this one."""
+    """Names of the page's stores that get results of ``compute``, as inputs of further views."""
     message_at: str | None = parts.MESSAGE
-    """Area that says what is wrong; None leaves it to another view."""
+    """Area that shows error messages; None = another view shows them."""
 
 
 class Start(NamedTuple):
     """A button that starts a background run from the values of some controls."""
 
     button: str
-    """Kind of the button."""
+    """Value of ``kind`` in the id of the button."""
     controls: Sequence[str]
     make: Callable[[Context, Values], tuple[Task, str]]
-    """The task, and what to call it."""
+    """Function that returns the task and a name for its run."""
     field: str | None = None
-    """The choice that shows the run once it is done."""
+    """Name of the choice control in which the finished run is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +83,29 @@ class Page:
     """One page of the app."""
 
     path: str
-    """Path in the address, without the slash; also the prefix in the ids of its components."""
+    """Path in the URL, without the slash; also the ``page`` in the ids of the page's components."""
     name: str
     """Label of the page in the menu."""
     says: str
     controls: Sequence[Control | Component | parts.Part]
-    """Beside the content, in order; what is no control is shown as it is."""
+    """Controls in the side column, in order; other components are shown unchanged."""
     content: Sequence[Component | parts.Part]
     views: Sequence[View] = ()
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
     """Function that registers additional callbacks; None without any."""
     title: str = ""
-    """Heading; the name where it is empty."""
+    """Heading of the page; empty = the name."""
     folded: Sequence[Control] = ()
-    """Controls below the others that a click unfolds."""
+    """Further controls in a collapsed section below ``controls``."""
 
     @property
     def fields(self) -> dict[str, Control]:
-        """Its controls by name, also those in the content."""
+        """Controls of the page by name, folded ones included."""
         return {control.name: control for control in (*self.controls, *self.folded) if isinstance(control, Control)}
 
     def layout(self, search: str | None, context: Context) -> Component:
-        """Layout of the page, with the controls restored from an address."""
+        """Layout of the page, with the values of controls from a URL's query string."""
         served = context.served
         values, changed = values_of(list(self.fields.values()), search, served)
 
@@ -123,7 +123,7 @@ class Page:
         return parts.page_frame(self.title or self.name, self.says, *content)
 
     def register(self, app: Dash, context: Context) -> None:
-        """Add its callbacks to ``app``."""
+        """Add the page's callbacks to ``app``."""
         for view in self.views:
             _register_view(app, context, self, view)
         for start in self.starts:
@@ -136,13 +136,13 @@ class Page:
 
 
 def in_browser(app: Dash, name: str, *arguments: Input | Output | State, on_opening: bool = True) -> None:
-    """Add the callback ``name`` of ``assets/forerun.js``; ``on_opening`` calls it as the page opens, too."""
+    """Add the callback ``name`` of ``assets/forerun.js``; if ``on_opening``, it is also called when the page opens."""
     call: Any = app.clientside_callback
     call(ClientsideFunction("forerun", name), *arguments, prevent_initial_call=not on_opening)
 
 
 def show_while(app: Dash, page: str, name: str, other: str, wanted: Callable[[object], bool]) -> None:
-    """Show the place of a control only while another one has a wanted value."""
+    """Show a control only while the value of the control ``other`` passes the test ``wanted``."""
     app.callback(Output(control_id(page, name), "style"), Input(state_id(page, other), "value"))(
         lambda value: {} if wanted(value) else {"display": "none"}
     )

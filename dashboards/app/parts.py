@@ -1,4 +1,4 @@
-"""Building blocks of every page: figure cards with downloads, tables, tiles, messages, places that views fill."""
+"""Building blocks of every page: figure cards with downloads, tables, tiles, messages, areas that views fill."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from forerun.document import Json
 from forerun.tables import Table
 
 Part = Callable[[str], Component]
-"""A part of a page, made for the page of this path."""
+"""Function that builds a part of a page from the page's path."""
 EXPORTS = ("png", "svg", "csv", "html")
 GRAPH_CONFIG: Any = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 NOT_YET = {"paper_bgcolor": "#0000", "plot_bgcolor": "#0000", "xaxis": {"visible": False}, "yaxis": {"visible": False}}
-"""A figure before it is drawn: its place, and nothing of the wrong colour in it."""
+"""Layout of a figure before it is drawn: transparent, without axes."""
 MESSAGE = "message"
-"""The area in which a page says what is wrong."""
+"""Name of the area that shows a page's error messages."""
 MOST_NOTES = 6
-"""Notes below a page's numbers; more of them are folded."""
+"""Maximum number of notes shown below a page's numbers; more notes are collapsed."""
 UPLOADED = "uploaded"
-"""The store of a page's uploaded file, and the area that says what became of it."""
+"""Name of the store of a page's uploaded file, and of the area with the state of the upload."""
 
 
 spec_id = partial(part_id, "spec")
-"""Id of the store that holds a figure without its colours of light or dark; what a page's views fill."""
+"""Id of the store of a figure without theme colours; a page's views fill it."""
 area_id = partial(part_id, "area")
-"""Id of a place that a page's views fill with components."""
+"""Id of an area that a page's views fill with components."""
 output_id = partial(part_id, "message")
-"""Id of a store by which one view starts another."""
+"""Id of a store through which one view triggers another."""
 
 
 def area(name: str) -> Part:
-    """A place that a view fills."""
+    """An area that a view fills."""
     return lambda page: html.Div(id=area_id(page, name), className="area")
 
 
 def message_area(name: str = MESSAGE) -> Part:
-    """Place in which a view says what is wrong."""
+    """Area for the error messages of a view."""
     return lambda page: dmc.Box(id=area_id(page, name), className="area", **{"aria-live": "polite"})
 
 
 def heading(words: str) -> Part:
-    """The title of what follows."""
+    """Section title."""
     return lambda _page: dmc.Title(words, order=2, className="section-title")
 
 
 def side_by_side(*content: Part) -> Part:
-    """Parts beside each other; below each other on a narrow screen."""
+    """Parts side by side; stacked on a narrow screen."""
     return lambda page: in_columns(*(part(page) for part in content))
 
 
 def spec(figure: go.Figure | None) -> Json | None:
-    """Content of a figure's store; None draws nothing."""
+    """Content of a figure's store; None for no figure."""
     if figure is None:
         return None
     plain = figure.to_plotly_json()
@@ -69,19 +69,19 @@ def spec(figure: go.Figure | None) -> Json | None:
 
 
 def upload(page: str, words: str) -> Component:
-    """Takes one file; the browser refuses others in words, and a view gets ``{name, contents}`` from the store."""
+    """Upload box for one file; the browser refuses bad files, and a view gets ``{name, contents}`` from the store."""
     classes: Any = {"className": "upload", "className_active": "upload active"}
     box = dcc.Upload(dmc.Text(words, size="sm"), id={"kind": "upload", "page": page}, multiple=True, **classes)
     return html.Div([box, dcc.Store(id=output_id(page, UPLOADED))])
 
 
 def figure_card(name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Part:
-    """The place of one figure of ``height`` pixels, with its downloads.
+    """Card of one figure of ``height`` pixels, with download buttons.
 
     Args:
-        label: for screen readers.
-        wide: scrolls sideways on a narrow screen, so that its numbers stay readable.
-        least: pixels below which it scrolls on any screen.
+        label: text for screen readers.
+        wide: whether the figure scrolls sideways on a narrow screen, so that its numbers stay readable.
+        least: minimum width in pixels; on narrower screens the figure scrolls.
     """
     aria: Any = {"aria-label": label}
     style = {"minWidth": f"{least}px"} if least else {}
@@ -126,7 +126,7 @@ def remark(text: str) -> Component:
 
 
 def warning_area(lines: Sequence[str]) -> Component:
-    """Warning about parts of a link that cannot be shown, and what is shown instead; None without any."""
+    """Warning about parts of a link that cannot be shown and their replacements; None without such parts."""
     if not lines:
         return None
     title = "This link requested something that cannot be shown"
@@ -136,7 +136,7 @@ def warning_area(lines: Sequence[str]) -> Component:
 
 
 def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
-    """Evidence basis of the numbers of a page; None if nothing was computed."""
+    """Evidence level of a page's numbers, with notes; ``basis`` is None before anything is computed."""
     lines: list[Component] = [dmc.Text(note, size="xs", className="muted") for note in dict.fromkeys(notes)]
     if len(lines) > MOST_NOTES:
         lines = [fold(f"{len(lines)} notes on these numbers", lines)]
@@ -150,7 +150,7 @@ def rests_on(basis: str | None, notes: Iterable[str] = ()) -> Component:
 
 
 def fold(title: str, content: Sequence[Component]) -> Component:
-    """Content behind a line that unfolds it."""
+    """Collapsed content below a title; a click expands it."""
     return html.Details([html.Summary(title), dmc.Stack(list(content), gap="sm")])
 
 
@@ -168,7 +168,7 @@ def tiles(rows: Iterable[Tile]) -> Component:
 def table_panel(shown: Table) -> Component:
     """A table in a titled box; None without rows.
 
-    The browser fills the place with the table's HTML, as reports have it: a component for every cell would take it
+    The browser fills the place with the table's HTML, as reports have it: a component for every cell would take
     seconds.
     """
     filled: Any = {"data-html": shown.html()}
@@ -176,12 +176,12 @@ def table_panel(shown: Table) -> Component:
 
 
 def table_stack(tables: Iterable[Table]) -> Component:
-    """Tables below each other; those without rows are left out."""
+    """Tables below each other; tables without rows are omitted."""
     return dmc.Stack([shown for table in tables if (shown := table_panel(table)) is not None], gap="md")
 
 
 def commands_panel(title: str, commands: Mapping[str, str]) -> Component:
-    """Commands to paste, by the engine they are for, each with a button that copies it; None without any."""
+    """Commands to paste, by engine, each with a copy button; None without commands."""
     parts: list[Component] = []
     for engine, text in commands.items():
         named: Any = {"aria-label": f"Copy the command for {engine}"}
@@ -198,13 +198,13 @@ def panel(title: str, *content: Component, **more: object) -> Component:
 
 
 def page_frame(title: str, says: str, *content: Component) -> Component:
-    """A page: its name, what it answers in one sentence, and its content."""
+    """A page: title, one sentence about its purpose, and content."""
     head = [dmc.Title(title, order=1, className="page-title"), dmc.Text(says, className="muted")]
     return dmc.Stack([html.Div(head), *content], gap="md", className="page")
 
 
 def with_controls(controls: Sequence[Component], content: Sequence[Component]) -> Component:
-    """Controls beside the content; above it on a narrow screen."""
+    """Controls in a column beside the content; above the content on a narrow screen."""
     return html.Div(
         [panel("", *controls, className="controls"), dmc.Stack(list(content), gap="md", className="content")],
         className="with-controls",
@@ -212,5 +212,5 @@ def with_controls(controls: Sequence[Component], content: Sequence[Component]) -
 
 
 def in_columns(*content: Component) -> Component:
-    """Boxes beside each other; below each other on a narrow screen."""
+    """Boxes side by side; stacked on a narrow screen."""
     return dmc.SimpleGrid(list(content), cols={"base": 1, "lg": 2}, spacing="md")

@@ -24,19 +24,19 @@ FIRST_ANSWER: Json = {
     "interval": False,
     "jobs": 1,
 }
-"""Options of a first answer: few requests, nothing that only refines it."""
+"""Options of ``plan`` for a first answer: few requests, and no steps that only refine it."""
 FIRST_VARIED = {"engine.max_num_batched_tokens": (2048,)}
-"""Values that the first answer of a plan tries, fewer than the plan."""
+"""Values that the first answer of a plan varies; fewer than in the full plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """A capacity plan, made in the background; writes what ``forerun plan --out`` writes."""
+    """Background task that computes a capacity plan and writes the same files as ``forerun plan --out``."""
 
     scenario: Scenario
     chips: tuple[str, ...]
     rate: float | None
-    """Request rate to plan for, requests per second; None: the rate of the log."""
+    """Request rate to plan for, requests per second; None = the rate of the log."""
     growth: float
     slo: tuple[str, ...]
 
@@ -67,7 +67,7 @@ def adaptive_throughput(
     """Simulate output tokens per second over concurrent requests, and the basis of the last run.
 
     Returns:
-        The best number of draft tokens of ``fixed``, verification by confidence of the last of them, the basis.
+        Throughputs with the best of ``fixed``, and with its last number verified by confidence; evidence level.
     """
     from simulator.running.metrics import summarise
     from simulator.running.run import simulate

@@ -33,9 +33,9 @@ LAYERS = (PHYSICS, LEARNED, FITTED)
 SPLIT = Split(0.7, 1)
 RECORD = "errors.json"
 MOST_FITTED = 5000
-"""Rows of a trace that is fitted while someone waits."""
+"""Maximum rows of a trace that is fitted while the user waits."""
 MOST_RUNS = 40
-"""Measured runs of one file that are served again here, evenly chosen; the command takes them all."""
+"""Maximum number of measured runs of one file that the app simulates, evenly chosen; the command line simulates all."""
 
 
 def record() -> list[ErrorRow]:
@@ -52,7 +52,7 @@ def _recorded(path: Path, _modified_ns: int) -> list[ErrorRow]:
 
 
 def devices(served: ServedFolders, trace: str) -> list[str]:
-    """Names of the devices in a served trace; empty if it does not say."""
+    """Names of the devices in a served trace; empty if the trace does not name any."""
     table = _table(*_file(served, trace))
     word = table.word("device")
     return sorted({str(word.names[code]) for code in np.unique(word.codes)} - {""})
@@ -98,7 +98,7 @@ def _replayed(path: Path, modified_ns: int, chip: str, library: str, device: str
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """Measured runs served again, or measured steps predicted, with a scenario for what the file does not tell."""
+    """Task that simulates measured runs, or predicts steps; a scenario supplies what the file does not state."""
 
     file: Path
     steps: bool
@@ -119,7 +119,7 @@ class ReplayTask:
 def replay_task(
     served: ServedFolders, label: str, model: str, chip: str, framework: str, tensor_parallel: int
 ) -> ReplayTask:
-    """The replay of a served file with this model, chip and engine where the file names none."""
+    """Task for the replay of a served file; model, chip and engine apply if the file does not name them."""
     file, steps = served.measured_file(label)
     data = {
         "model": model,

@@ -22,15 +22,15 @@ from traces.kernels import recognise_columns
 from traces.requests.detect import open_trace
 
 DEPTH = 5
-"""Folders below a served one that are looked into."""
+"""Maximum depth of subfolders that are searched below a served folder."""
 MOST_ENTRIES = 20_000
-"""Files that a search looks at before it stops."""
+"""Maximum number of files that a search visits."""
 MOST_TRACES = 300
 LARGEST_TRACE_BYTES = 256 * 2**20
 TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
 LARGEST_MEASURED_BYTES = 8 * 2**20
 LARGEST_LOG_BYTES = 16 * 2**20
-"""Largest size of a request log, bytes; larger logs are left to the command."""
+"""Largest size of a request log, bytes; larger logs can only be read on the command line."""
 LOGS = "logs"
 """Folder of a session's uploaded logs."""
 MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
@@ -44,20 +44,20 @@ SAMPLE_CHIP = "shipped sample: one core of that CPU"
 
 @dataclass(frozen=True, slots=True)
 class ServedFolders:
-    """Folders whose runs and traces are shown, and the folder of the runs that the app makes itself.
+    """Folders whose runs and traces are shown, and the folder for runs that the app simulates.
 
-    Everything is addressed by a label that this class hands out; a label that it does not know is refused, so no text
-    from a browser is ever used as a path.
+    Every file is addressed by a label that this class generates; an unknown label is refused, so no text from a browser
+    is ever used as a path.
     """
 
     folders: tuple[Path, ...]
     """Served folders; they may be empty."""
     session: Path
-    """For the runs of one session, or of all if none is meant."""
+    """Folder for the runs of one session, or for all sessions before ``of_session`` selects one."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
-        """Serve folders, with ``place`` for the runs that the app makes."""
+        """Serve folders, with ``place`` for the runs that the app simulates."""
         paths = tuple(Path(folder).resolve() for folder in folders)
         for folder in paths:
             if not folder.is_dir():
@@ -65,11 +65,11 @@ class ServedFolders:
         return cls(paths, place.resolve())
 
     def of_session(self, name: str) -> ServedFolders:
-        """The same folders, and the runs of one session alone."""
+        """Copy with the same folders and the runs of one session alone."""
         return replace(self, session=self.session / name)
 
     def runs(self) -> dict[str, Path]:
-        """Run folders by label: runs of this session first, then those of the served folders by name."""
+        """Run folders by label: runs of this session first, then runs of the served folders by name."""
         folders = {label: path.parent for label, path in self._documents("summary.json").items()}
         return {label: at for label, at in folders.items() if all((at / name).is_file() for name in RUN_FILES)}
 
@@ -78,7 +78,7 @@ class ServedFolders:
         return _load(folder, (folder / "summary.json").stat().st_mtime_ns)
 
     def plans(self) -> dict[str, Path]:
-        """``plan.json`` of capacity plans by label: those of this session first, then those of the served folders."""
+        """``plan.json`` of capacity plans by label: this session's plans first, then plans of the served folders."""
         return self._documents("plan.json")
 
     def plan(self, label: str) -> Json:
@@ -89,7 +89,7 @@ class ServedFolders:
         return document
 
     def replays(self) -> dict[str, Path]:
-        """``replay.json`` of replays of benchmark results or steps by label, those of this session first."""
+        """``replay.json`` of replays of benchmark results or steps by label, this session's replays first."""
         return self._documents("replay.json")
 
     def replay(self, label: str) -> Json:
@@ -102,7 +102,7 @@ class ServedFolders:
         return document
 
     def measured(self) -> dict[str, tuple[Path, bool]]:
-        """Files of measured serving runs or engine steps by label, and whether they hold steps."""
+        """Files of measured serving runs or engine steps by label, with a flag for files of steps."""
         tables = self._tables(MEASURED_SUFFIXES, LARGEST_MEASURED_BYTES, _measured_kind)
         return {name: (path, _measured_kind(path, path.stat().st_mtime_ns) == "steps") for name, path in tables.items()}
 
@@ -118,7 +118,7 @@ class ServedFolders:
         return _labelled(self.traces(), "trace", "kernel trace", label)
 
     def logs(self) -> dict[str, Path]:
-        """Logs of requests by label: those uploaded in this session first, the samples, those of the served folders."""
+        """Request logs by label: logs uploaded in this session, then samples, then logs of the served folders."""
         uploaded = sorted((self.session / LOGS).glob("*"), key=lambda path: -path.stat().st_mtime)
         logs = {f"{SESSION}/{path.name}": path for path in uploaded}
         logs |= {name: sample_path(name) for name in sample_names()}
@@ -128,11 +128,11 @@ class ServedFolders:
         return _labelled(self.logs(), "log", "log of requests", label)
 
     def chip(self, name: str) -> str:
-        """Name or file to load for a chip: a catalogue name as it is, the sample's machine as its file."""
+        """Name or file to load for a chip: a catalogue name, or the file of the shipped sample's machine."""
         return str(_sample("kernels-cpu.machine.yaml")) if name == SAMPLE_CHIP else name
 
     def confined(self, name: str) -> Path | None:
-        """The file inside a served folder that ``name`` means there; None if there is none, or it lies outside."""
+        """File inside a served folder with the relative path ``name``; None if it does not exist or lies outside."""
         for folder in self.folders:
             try:
                 path = (folder / name).resolve()
@@ -143,7 +143,7 @@ class ServedFolders:
         return None
 
     def _documents(self, name: str) -> dict[str, Path]:
-        """Files of this name by their folder's label: those of this session first, then those of the served folders."""
+        """Files of this name by their folder's label: this session's files first, then files of the served folders."""
         made = sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime)
         documents = {f"{SESSION}/{path.parent.name}": path for path in made}
         for label, path in self._files():
@@ -152,7 +152,7 @@ class ServedFolders:
         return documents
 
     def _tables(self, suffixes: tuple[str, ...], largest: int, holds: Callable[[Path, int], object]) -> dict[str, Path]:
-        """Files of the served folders by label whose content is of the kind requested; not those that runs write."""
+        """Files of the served folders by label whose content passes ``holds``, without Forerun's own files."""
         tables: dict[str, Path] = {}
         for label, path in self._files():
             if len(tables) > MOST_TRACES:
@@ -207,7 +207,7 @@ def _load(folder: Path, _modified_ns: int) -> RunFolder:
 
 @lru_cache(maxsize=4096)
 def _is_log(path: Path, modified_ns: int) -> bool:
-    """True if a table holds requests; only its head is read."""
+    """True if a table contains requests; only its head is read."""
     try:
         return not _recognised(path, modified_ns) and open_trace(path, "auto").streams
     except (TraceError, OSError, ValueError, RecursionError):
@@ -215,7 +215,7 @@ def _is_log(path: Path, modified_ns: int) -> bool:
 
 
 def _columns(path: Path) -> tuple[str, ...]:
-    """Names in the first line of a CSV file."""
+    """Column names in the first line of a CSV file."""
     line = head(path).decode("utf-8", "replace").splitlines()[0]
     return tuple(name.strip().strip('"') for name in line.split(","))
 

@@ -39,10 +39,10 @@ POLICY = (
     "default-src 'self'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "font-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
 )
-"""No script runs but the app's own; styles are set inline by the component library and by Plotly."""
+"""Content security policy: only the app's scripts run; the component library and Plotly need inline styles."""
 ADMITTED = "admitted"
 SHARED = {"shared.js": "text/javascript", "shared.css": "text/css"}
-"""Files that reports have too, and their kind."""
+"""Script and style sheet shared with reports, with their media types."""
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
@@ -53,20 +53,20 @@ INDEX = """<!DOCTYPE html>
 def create_app(
     folders: Sequence[Path], place: Path, hosts: Sequence[str] = LOCAL_NAMES, token: str | None = None
 ) -> tuple[Dash, Context]:
-    """The app over some folders of runs and traces.
+    """Create the app for some folders of runs and traces.
 
     Args:
-        folders: served, read-only.
-        place: an empty folder for the runs that the app makes, in one folder for each session.
-        hosts: host names that the app answers to; others are refused, so that no foreign page can reach it by
-            pointing its own name here. Empty: any.
-        token: has to be in the first address that a browser opens (``/?token=...``); None: none is needed.
+        folders: folders to serve, read-only.
+        place: an empty folder for the runs that the app simulates, with one subfolder per session.
+        hosts: host names that the app answers to; other names are refused against DNS rebinding by foreign pages.
+            Empty: any.
+        token: access token required in the first URL that a browser opens (``/?token=...``); None = no token.
 
     Returns:
-        The app, and what its pages share; close ``context.jobs`` in the end.
+        The app, and the context shared by its pages; the caller must close ``context.jobs``.
 
     Raises:
-        ForerunError: a folder that is not there.
+        ForerunError: a folder does not exist.
     """
     _load_before_threads()
     context = Context(ServedFolders.of(folders, place))
@@ -117,13 +117,13 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
     """Serve the app until Ctrl-C.
 
     Args:
-        folders: served, read-only.
+        folders: folders to serve, read-only.
         host: address to serve on.
-        port: 0 picks a free one.
-        with_token: ask for a token, which the printed address has; where others can reach ``host``, always.
+        port: port to serve on; 0 picks a free port.
+        with_token: require a token, part of the printed URL; always required if other machines can reach ``host``.
 
     Raises:
-        ForerunError: a folder that is not there, or an address that cannot be used.
+        ForerunError: a folder does not exist, or the address cannot be used.
     """
     from werkzeug.serving import make_server
 
@@ -147,7 +147,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
 
 
 def check_free(host: str, port: int) -> None:
-    """Check that the address can be served."""
+    """Raise an error if the address is in use or not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as trial:
@@ -166,9 +166,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _load_before_threads() -> None:
-    """Import what requests would else import while others use it: Plotly takes a half-imported pandas for a whole one.
+    """Import pandas and pyarrow before threads start: Plotly would use a half-imported pandas of another thread.
 
-    pandas is no part of this package; pyarrow imports it where it is installed.
+    pandas is not a dependency of this package; pyarrow imports it if it is installed.
     """
     for name in ("pyarrow.parquet", "pandas"):
         with suppress(ImportError):
@@ -176,7 +176,7 @@ def _load_before_threads() -> None:
 
 
 def _refuse_foreign(hosts: Sequence[str]) -> None:
-    """Refuse requests for another name than ours, and changes requested by other sites' pages."""
+    """Refuse requests for other host names than ``hosts``, and requests from pages of other sites."""
     try:
         hostname = urlsplit(f"//{request.host}").hostname
         origin = request.headers.get("Origin")
@@ -188,7 +188,7 @@ def _refuse_foreign(hosts: Sequence[str]) -> None:
 
 
 def _admit(token: str) -> object:
-    """Admit and remember a browser that brings the token; others get a page that says where it is."""
+    """Admit and remember a browser that sends the token; other browsers get a page that explains where the token is."""
     token_sent = request.args.get("token")
     if token_sent is not None and hmac.compare_digest(token_sent.encode(), token.encode()):
         session[ADMITTED] = True

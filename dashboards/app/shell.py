@@ -1,4 +1,4 @@
-"""The frame of every page: menu, light and dark, the address, drawing and saving figures."""
+"""Frame of every page: menu, light and dark theme, URL, drawing and saving figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _schemes() -> object:
 
 
 def app_frame(pages: Sequence[Page]) -> object:
-    """The layout of the whole app; a page goes into ``page``."""
+    """Layout of the whole app; the current page is inserted into the element ``page``."""
     links = [
         dmc.NavLink(label=page.name, href=f"/{page.path}", active="exact", id={"kind": "link", "path": page.path})
         for page in pages
@@ -137,7 +137,7 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
 
 
 def _any(kind: str, which: object = MATCH) -> Json:
-    """Id of the parts of one kind: for one of them at a time, or with ``ALL`` for all together."""
+    """Pattern-matching id of the parts of one kind: ``MATCH`` for one part per call, ``ALL`` for all at once."""
     return {"kind": kind, "page": which, "name": which}
 
 

@@ -1,6 +1,6 @@
-"""Scenarios from a browser: they name no files of the server and are no larger than the app may run.
+"""Scenarios from a browser: checked for server files that they name and for size.
 
-It is read in the process that runs it, where memory and time are bounded: a short text can take long to read.
+A scenario is read in the process that runs it, with limits of memory and time: a short text can take long to read.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LARGEST_MESSAGE_BYTES = 24 * 2**20
 LARGEST_UPLOAD_BYTES = 512 * 1024
 LOG_ENDINGS = (".csv", ".tsv", ".jsonl")
 MOST_LOGS = 6
-"""Logs of a session that are kept; older ones are removed."""
+"""Maximum number of retained logs per session; older logs are removed."""
 MOST_REQUESTS = 200_000
-"""Requests of a run that the app makes."""
+"""Maximum number of requests of a run that the app simulates."""
 MOST_TOKENS = 2_000_000
-"""Tokens of a prompt, an answer or a system prompt."""
+"""Maximum tokens of a prompt, an answer or a system prompt."""
 MOST_REPLICAS = 1024
 Key = str | int
 
 
 @dataclass(frozen=True, slots=True)
 class UploadTask:
-    """Reads an uploaded scenario and runs it."""
+    """Task that reads an uploaded scenario and runs it."""
 
     text: str
     name: str
@@ -67,7 +67,7 @@ def _decoded(encoded: str, complaint: str) -> str:
 
 
 def keep_log(contents: str, name: str, served: ServedFolders) -> str:
-    """Keep an uploaded log of requests for this session, and give the label under which it is served."""
+    """Save an uploaded request log for this session, and return the label under which it is served."""
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[-60:] or "log"
     encoded = contents.partition(",")[2]
     if not file.lower().endswith(LOG_ENDINGS):
@@ -98,11 +98,11 @@ def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:
 
 
 def confined(data: Json, served: ServedFolders, place: str) -> Json:
-    """``data`` with every file name replaced by the file of a served folder that it means.
+    """Copy of ``data`` with every file name replaced by the path of that file in a served folder.
 
-    Any text could be taken for a path by one field or another, now or later, so all are looked at, whatever their
-    field: one that has the form of a path, or that happens to name a file from here, must lie in a served folder.
-    Fields of an inline model are data and stay as they are.
+    Any field may read its text as a path, now or later, so all texts are checked: a text that has the form of a path,
+    or that is the name of an existing file, must denote a file in a served folder. Fields of an inline model are data
+    and are not checked.
     """
     result: Json = deepcopy(data)
     inline = isinstance(result.get("model"), dict)
@@ -123,7 +123,7 @@ def confined(data: Json, served: ServedFolders, place: str) -> Json:
 
 
 def checked_size(scenario: Scenario, place: str) -> Scenario:
-    """``scenario`` if the app may run it; one with a trace takes as many of its rows as may be."""
+    """Return ``scenario`` if the app may run it; a scenario with a trace is limited to ``MOST_REQUESTS`` rows."""
     data = scenario.model_dump(mode="json", exclude_none=True, include={"workload", "hardware", "pools"})
     for holder, key, path in _leaves(data, ()):
         most, value = _most_of(path), holder[key]
@@ -138,7 +138,7 @@ def checked_size(scenario: Scenario, place: str) -> Scenario:
 
 
 def _most_of(path: tuple[Key, ...]) -> int | None:
-    """Largest number that may stand at this place of an uploaded scenario; None for any."""
+    """Maximum value of the field at ``path`` in an uploaded scenario; None = no limit."""
     if path[-1] == "num_requests":
         return MOST_REQUESTS
     if path[-1] in ("replicas", "system_prompts"):
@@ -147,7 +147,7 @@ def _most_of(path: tuple[Key, ...]) -> int | None:
 
 
 def _known_by_name(path: tuple[Key, ...], text: str) -> bool:
-    """True if catalogues know a name with a slash: a Hugging Face repository of a model or draft head."""
+    """True if a name with a slash is a Hugging Face repository of a catalogued model or draft head."""
     known = text in published_head_names() or (readable_checkpoint(text) is not None and not Path(text).exists())
     return path[-1] == "model" and (known or text.lower() in architecture_aliases())
 
@@ -162,7 +162,7 @@ def _like_a_path(text: str) -> bool:
 
 
 def _leaves(data: object, path: tuple[Key, ...]) -> Iterator[tuple[Any, Any, tuple[Key, ...]]]:
-    """(holder, key, path) of every value in ``data`` that holds no others."""
+    """(container, key, path) of every value in ``data`` that is not itself a list or mapping."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         here = (*path, key)

@@ -1,1 +1,1 @@
-"""Figures: each is a pure function to plain data, and a thin one from data to a Plotly figure."""
+"""Figures: for each, one pure function computes plain data, and a thin function draws the data with Plotly."""

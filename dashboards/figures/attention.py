@@ -50,24 +50,24 @@ HIT_COLOURS = (SKY, BLUE, GREEN, ORANGE, VERMILLION, PINK)
 
 
 class ContextGainData(NamedTuple):
-    """Speedup over TP 8 by context for several hit rates, with the band of the highest."""
+    """Speedup over TP 8 by context for several hit rates, with an uncertainty band for the highest hit rate."""
 
     contexts: FloatArray
     hit_rates: tuple[float, ...]
     speedup: FloatArray
-    """[hit rates, contexts]."""
+    """Speedup by hit rate and context: [hit rates, contexts]."""
     low: FloatArray
     high: FloatArray
     crossover: tuple[float | None, float | None, float | None]
     published: tuple[float, float]
-    """Context and speedup."""
+    """Context in tokens and speedup of the published result."""
     label: str
 
 
 def context_gain_data(
     parameters: ConsistencySet, reading: Reading = "next-attention", points: int = 60
 ) -> ContextGainData:
-    """The published grid of hit rates over contexts from 1K to 128K, from one parameter set."""
+    """Speedups of the published hit rates over contexts from 1K to 128K tokens, from one parameter set."""
     published = parameters.published
     contexts = np.geomspace(published["contexts"][0], published["contexts"][-1], points)
     rates = tuple(published["hit_rates"])
@@ -86,7 +86,7 @@ def context_gain_data(
 
 
 def context_gain_figure(data: ContextGainData) -> go.Figure:
-    """One line per hit rate; the band spans what other plausible parameters give at the highest."""
+    """One line per hit rate; the band is the range of other plausible parameters at the highest hit rate."""
     figure = go.Figure()
     best = f"{data.hit_rates[-1]:.1%}"
     words = f"{best} hits, other plausible parameters"
@@ -107,7 +107,7 @@ def context_gain_figure(data: ContextGainData) -> go.Figure:
 
 
 class SensitivityData(NamedTuple):
-    """Speedups of a set's named alternatives at one context and hit rate."""
+    """Speedups of a parameter set and its named alternatives at one context and hit rate."""
 
     cases: tuple[SensitivityCase, ...]
     published: float
@@ -118,7 +118,7 @@ class SensitivityData(NamedTuple):
 def sensitivity_data(
     parameters: ConsistencySet, context_tokens: int, hit_rate: float, reading: Reading = "next-attention"
 ) -> SensitivityData:
-    """The set itself first, then the alternatives from the lowest speedup to the highest."""
+    """Compute the speedup of the parameter set, then of its alternatives in ascending order."""
     base, *others = sensitivity(parameters, context_tokens, hit_rate, reading)
     return SensitivityData(
         (base, *sorted(others, key=lambda case: case.speedup)),
@@ -129,7 +129,7 @@ def sensitivity_data(
 
 
 def sensitivity_figure(data: SensitivityData) -> go.Figure:
-    """One bar per alternative, from the set's own speedup to the alternative's; the published value as a line."""
+    """One bar per alternative, from the set's speedup to the alternative's speedup; the published value is a line."""
     base = data.cases[0]
     rows = list(range(len(data.cases)))
     low = min(case.speedup for case in data.cases)
@@ -174,7 +174,7 @@ class GainData(NamedTuple):
 def gain_figure(data: GainData) -> go.Figure:
     """Bars span the range of the assumed costs; hollow markers are batches whose KV does not fit.
 
-    Where the smallest batch begins to pay, and its largest gain, are written beside its line.
+    The line of the smallest batch is labelled with its break-even context and its largest gain.
     """
     figure = go.Figure()
     batches = sorted({gain.batch for gain in data.gains})
@@ -213,7 +213,7 @@ def gain_figure(data: GainData) -> go.Figure:
 
 
 def token_grid(count: float | None) -> str:
-    """A number of tokens in K or M; "never" for None."""
+    """Format a number of tokens in K or M; "never" for None."""
     if count is None:
         return "never"
     if count >= 1 << 20:
@@ -236,7 +236,7 @@ class ContextMapData(NamedTuple):
     """``speedup[row, context]`` of two groups over one; NaN if the KV does not fit."""
 
     rows: tuple[str, ...]
-    """Hit rates, or layouts."""
+    """Labels of the rows: hit rates or layouts."""
     contexts: tuple[int, ...]
     speedup: FloatArray
     title: str
@@ -244,13 +244,13 @@ class ContextMapData(NamedTuple):
     basis: str
     low: FloatArray | None = None
     high: FloatArray | None = None
-    """``low`` and ``high``: values with every assumed cost at the ends of its range."""
+    """Speedups ``low`` and ``high``: with every assumed cost at one end of its range."""
 
 
 def attention_map_data(
     parameters: ConsistencySet, contexts: Sequence[int], reading: Reading, hit_rates: Sequence[float] = HIT_RATES
 ) -> ContextMapData:
-    """Every hit rate at every context, from one parameter set."""
+    """Speedup at every hit rate and context, from one parameter set."""
     axis, rates = np.array(contexts, dtype=np.float64), tuple(f"{rate:.1%}" for rate in hit_rates)
     speedup = np.array([compare_layouts(parameters, axis, rate, reading).speedup for rate in hit_rates])
     title, basis = "TP 4 x SP 2 over TP 8", parameters.label.split(":")[0]
@@ -269,11 +269,11 @@ def _context_map(data: ContextMapData, hover: str) -> go.Figure:
 
 
 PAYS = 1.02
-"""Gain from which on a layout pays."""
+"""Minimum speedup at which a layout counts as paying."""
 
 
 def atlas_data(cases: Sequence[Json], names: Sequence[str], batch: int, title: str, caption: str) -> ContextMapData:
-    """The gains of cases that were priced (``simulator.studies.alspec.atlas_gains``), a row each."""
+    """Map with one row per priced case of ``simulator.studies.alspec.atlas_gains``."""
     rows = [{row["context_tokens"]: row for row in case["gains"] if row["batch"] == batch} for case in cases]
     contexts = tuple(sorted(rows[0]))
 
@@ -286,7 +286,7 @@ def atlas_data(cases: Sequence[Json], names: Sequence[str], batch: int, title: s
 
 
 def region_words(case: Json, batch: int) -> str:
-    """Context from which a layout of the atlas pays, and its largest gain with the range, where its KV fits."""
+    """Sentence about a layout of the atlas: context from which it pays, and largest gain with its range."""
     rows = [row for row in case["gains"] if row["batch"] == batch and row["fits"]]
     if not rows:
         return "KV does not fit"
@@ -318,11 +318,11 @@ WORK_COLOURS = {
 }
 """Kinds of work in the order of the legend."""
 LABEL_SHARE = 0.19
-"""Bars of at least this share of the width carry their name, if they are kept."""
+"""Minimum width of a bar that is labelled, as a share of the figure's width; skipped work has no label."""
 
 
 class GanttData(NamedTuple):
-    """Work of two groups and their link, for a pass that hits and one that misses its first layer."""
+    """Work of two groups and their link in two passes: one hits, one misses in its first layer."""
 
     hit: PassTrace
     miss: PassTrace
@@ -331,14 +331,14 @@ class GanttData(NamedTuple):
 
 
 def gantt_data(times: LayerTimes, reading: Reading, basis: str) -> GanttData:
-    """Two layers each: both pass; and the first fails, the second passes."""
+    """Simulate two passes of two layers: in one both layers pass, in the other the first layer fails."""
     return GanttData(
         simulate_pass(times, (True, True), reading), simulate_pass(times, (False, True), reading), reading, basis
     )
 
 
 def gantt_figure(data: GanttData) -> go.Figure:
-    """Hit above, miss below, on one axis of microseconds; hatched work is thrown away."""
+    """Two panels over time in microseconds: hit above, miss below; hatched work is discarded."""
     panels = {"both layers pass": data.hit, "the first layer fails": data.miss}
     names = [f"{name} · two layers in {one.seconds * 1e6:,.0f} us" for name, one in panels.items()]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, subplot_titles=names, vertical_spacing=0.14)

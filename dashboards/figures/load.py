@@ -1,4 +1,4 @@
-"""A deployment over its load: analytic means, simulated points beside them, and what limits the engine."""
+"""Figures of a deployment over its load: analytic means, simulated points, and the engine's bottleneck."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METRICS = {
     "tpot_ms": "mean TPOT (ms)",
     "output_tokens_per_s": "output tokens/s",
 }
-"""Fields of curves and points with a panel of their own, and what it is called."""
+"""Fields of curves and points that have a panel, with the title of the panel."""
 
 
 class SimulatedPoint(NamedTuple):
@@ -55,17 +55,17 @@ class LoadData(NamedTuple):
     request_rate: float
     basis: str
     capacity: float | None = None
-    """The highest rate that the first curve's deployment can serve."""
+    """Highest request rate that the first curve's deployment can serve."""
     limits: Mapping[str, float] = {}
-    """Largest means that are acceptable, by the name of the curves' field."""
+    """Upper limits of the means, by field name of the curves."""
 
 
 KNEE = 2.0
-"""Mean TTFT at the knee over that of an idle engine."""
+"""Mean TTFT at the knee, relative to the mean TTFT of an idle engine."""
 
 
 def knee(curve: LoadFigure) -> float | None:
-    """The rate at which mean TTFT is ``KNEE`` times that at the lowest load; None if it stays below."""
+    """Request rate at which mean TTFT is ``KNEE`` times its value at the lowest load; None if it stays below."""
     rates, ttft = curve.request_rate, curve.ttft_ms
     known = np.isfinite(ttft)
     if not known.any() or ttft[known][-1] < KNEE * ttft[known][0]:
@@ -74,7 +74,7 @@ def knee(curve: LoadFigure) -> float | None:
 
 
 def highest_within(curve: LoadFigure, limits: Mapping[str, float]) -> float | None:
-    """The highest rate of a curve at which every mean is within its limit; None if none is."""
+    """Highest rate of a curve at which every mean is within its limit; None if no rate meets the limits."""
     rates = []
     for metric, limit in limits.items():
         values = getattr(curve, metric)
@@ -88,18 +88,18 @@ def highest_within(curve: LoadFigure, limits: Mapping[str, float]) -> float | No
 
 
 LONG_S = 4 * 3600.0
-"""Length of a log from which its time is in hours."""
+"""Minimum duration in seconds of a log whose time axis is in hours."""
 
 
 class TrafficData(NamedTuple):
     """A log of requests: arrivals in equal bins of time, and the shares of requests by length.
 
     Attributes:
-        began_s: first request by the log's clock, in seconds since 1970; None without dates.
-        time_s: starts of the bins; empty if the log tells no times.
-        requests_per_s: arrivals in each.
+        began_s: time of the first request by the log's clock, in seconds since 1970; None without dates.
+        time_s: starts of the bins; empty if the log has no times.
+        requests_per_s: mean arrival rate in each bin.
         tokens: lower ends of the bins of length, a quarter of an octave wide.
-        lengths: share of the prompts and of the answers in each.
+        lengths: share of the prompts and of the answers in each length bin.
     """
 
     requests: int
@@ -111,7 +111,7 @@ class TrafficData(NamedTuple):
 
 
 def traffic_data(requests: RequestTable) -> TrafficData:
-    """A log of requests as it is drawn."""
+    """Bin the arrivals and lengths of a request log."""
     counts, starts = np.zeros(0), np.zeros(1)
     if requests.arrival_s is not None and requests.duration_s > 0:
         counts, starts = np.histogram(requests.arrival_s, TIME_BINS)
@@ -170,7 +170,7 @@ def hours_data(document: Json) -> HoursData | None:
 
 
 def hours_figure(data: HoursData) -> go.Figure:
-    """Requests per second by the hour above, the replicas that they need beside the fixed number below."""
+    """Requests per second by the hour above; autoscaled and fixed number of replicas below."""
     clock = data.hours[0]["clock"] is not None
     at = [hour["clock"] if clock else hour["start_s"] / 3600 for hour in data.hours]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: kernels, benchmark results and engine steps; errors by group, and coverage."""
+"""Figures of predictions against measurements of kernels, benchmarks and engine steps; errors and coverage."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from simulator.replay.scores import Score
 
 BASIS_COLOURS = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION, "measured": BLUE}
 MAX_POINTS = 4000
-"""Points of one parity plot; a larger trace is thinned evenly."""
+"""Maximum points of one parity plot; a larger trace is thinned evenly."""
 
 
 class ParityData(NamedTuple):
-    """Measured and predicted seconds with the regime of every point."""
+    """Measured and predicted seconds, and the regime (limiting resource) of every point."""
 
     measured_s: FloatArray
     predicted_s: FloatArray
@@ -51,7 +51,7 @@ class ParityData(NamedTuple):
 
 
 class ErrorCurve(NamedTuple):
-    """``share[i]`` of the rows of ``op`` are off by ``ape[i]`` percent or less."""
+    """Share ``share[i]`` of the rows of ``op`` have an error of at most ``ape[i]`` percent."""
 
     op: str
     ape: FloatArray
@@ -80,7 +80,7 @@ def parity_data(report: ReplayReport) -> ParityData:
 
 
 def parity_figure(data: ParityData) -> go.Figure:
-    """Points on the diagonal are exact; the dotted lines are 20 % off."""
+    """Scatter plot of predicted over measured values; the diagonal is exact, the dotted lines are 20 % off."""
     figure = go.Figure()
     low = float(min(data.measured_s.min(), data.predicted_s.min())) * 1e6
     high = float(max(data.measured_s.max(), data.predicted_s.max())) * 1e6
@@ -153,13 +153,13 @@ def _label(group: Score) -> str:
 
 
 def scores_data(report: ReplayReport) -> ScoresData:
-    """Every group of a replay by operation, format and regime."""
+    """Errors of every group of a replay by operation, format and regime."""
     groups = [group for group in report.groups if group.regime != "all"]
     return ScoresData(tuple(sorted(groups, key=lambda group: -group.p90_ape)), report.basis)
 
 
 def scores_figure(data: ScoresData) -> go.Figure:
-    """Bars to the median error in the colour of the regime; whiskers to the 90th percentile."""
+    """Bars of the median error in the colour of the regime, with whiskers to the 90th percentile."""
     figure = go.Figure()
     for regime in dict.fromkeys(bar.regime for bar in data.groups):
         part = [bar for bar in data.groups if bar.regime == regime]
@@ -177,7 +177,7 @@ def scores_figure(data: ScoresData) -> go.Figure:
 
 
 def coverage_figure(data: ScoresData) -> go.Figure:
-    """Share of measurements inside the 90 % interval of their prediction, by group; empty if none has one."""
+    """Share of measurements inside the 90 % interval of their prediction, by group; empty if no group has intervals."""
     figure = go.Figure()
     part = [bar for bar in data.groups if bar.coverage90 is not None]
     shares, labels = [bar.coverage90 for bar in part], [_label(bar) for bar in part]
@@ -189,7 +189,7 @@ def coverage_figure(data: ScoresData) -> go.Figure:
 
 
 MOST_GROUPS = 6
-"""Groups with a colour of their own; the others share one."""
+"""Number of groups with a separate colour; further groups share one."""
 _GROUP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
 
 
@@ -206,7 +206,7 @@ class ServingParity(NamedTuple):
 
 
 def serving_parity_data(document: Json, metric: str) -> ServingParity | None:
-    """The runs of a replay document that measured ``metric``; None if there are fewer than two."""
+    """The runs of a replay document that measured ``metric``; None if fewer than two runs measured it."""
     runs = [run for run in document["runs"] if metric in run["error"]]
     if len(runs) < 2:
         return None
@@ -223,7 +223,7 @@ def serving_parity_data(document: Json, metric: str) -> ServingParity | None:
 
 
 def step_parity_data(document: Json) -> ServingParity | None:
-    """Both times of every step in milliseconds, coloured by kind; None for a single step."""
+    """Measured and predicted milliseconds of every step, coloured by kind of step; None for a single step."""
     steps = document["steps"]
     if len(steps) < 2:
         return None
@@ -239,7 +239,7 @@ def step_parity_data(document: Json) -> ServingParity | None:
 
 
 def serving_parity_figure(data: ServingParity) -> go.Figure:
-    """Points on the diagonal are exact; the dotted lines are 20 % off."""
+    """Scatter plot of predicted over measured values; the diagonal is exact, the dotted lines are 20 % off."""
     title, unit = METRIC_WORDS[data.metric]
     figure = go.Figure()
     groups = np.array(data.group)

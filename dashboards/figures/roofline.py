@@ -15,12 +15,12 @@ from simulator.replay import ReplayReport
 from simulator.timing import Kernel
 
 MAX_POINTS = 2000
-"""Measured kernels of one plot; a larger trace is thinned evenly."""
+"""Maximum measured kernels of one plot; a larger trace is thinned evenly."""
 SYMBOLS = {"gemm": "circle", "attention": "diamond", "moe": "square", "elementwise": "x"}
 
 
 class RooflinePoint(NamedTuple):
-    """One kind of kernel of a step; kernels of a layer count once, ``share`` is of the step's time."""
+    """One kind of kernel of a step; all layers share a point, whose ``share`` is of the step's time."""
 
     phase: str
     kernel: Kernel
@@ -28,17 +28,17 @@ class RooflinePoint(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte."""
+        """Arithmetic intensity in FLOP per byte."""
         return float(self.kernel.flops / self.kernel.bytes)
 
     @property
     def flops_per_s(self) -> float:
-        """Rate of one kernel."""
+        """Arithmetic rate of one kernel in FLOP/s."""
         return float(self.kernel.flops / self.kernel.seconds)
 
 
 class MeasuredPoints(NamedTuple):
-    """Kernels of a trace: what was measured and what is predicted at the same intensity."""
+    """Kernels of a trace: measured and predicted FLOP/s at the same intensity."""
 
     label: str
     intensity: FloatArray
@@ -48,12 +48,12 @@ class MeasuredPoints(NamedTuple):
 
 
 class RooflineData(NamedTuple):
-    """A chip's limits, a step's kernels by phase, and measured kernels where there are any."""
+    """A chip's limits, a step's kernels by phase, and measured kernels, if any."""
 
     chip: str
     bandwidth_bytes_per_s: float
     peaks: dict[str, float]
-    """Dense FLOP/s by math format, of the formats in use."""
+    """Peak dense FLOP/s by math format, for the formats in use."""
     points: tuple[RooflinePoint, ...]
     measured: MeasuredPoints | None
     basis: str
@@ -62,7 +62,7 @@ class RooflineData(NamedTuple):
 def roofline_data(
     chip: Chip, phases: Mapping[str, Sequence[Kernel]], measured: MeasuredPoints | None, basis: str
 ) -> RooflineData:
-    """The kernels of one step per phase on the roofline of ``chip``; kernels that compute nothing are left out."""
+    """The kernels of one step per phase on the roofline of ``chip``; kernels without arithmetic are omitted."""
     points, formats = [], set()
     for phase, kernels in phases.items():
         total_s = sum(kernel.step_s for kernel in kernels)
@@ -77,7 +77,7 @@ def roofline_data(
 
 
 def measured_points(report: ReplayReport) -> MeasuredPoints:
-    """The kernels of a replay that compute, at most ``MAX_POINTS`` of them, evenly chosen."""
+    """Kernels of a replay that have arithmetic, thinned evenly to at most ``MAX_POINTS``."""
     prediction = report.prediction
     computing = np.flatnonzero((prediction.flops > 0) & (prediction.bytes > 0))
     rows = computing[evenly(len(computing), MAX_POINTS)]
@@ -92,7 +92,7 @@ def measured_points(report: ReplayReport) -> MeasuredPoints:
 
 
 def roofline_figure(data: RooflineData) -> go.Figure:
-    """Logarithmic axes; the size of a point is its share of the step's device time."""
+    """Roofline plot with logarithmic axes; the size of a point is its share of the step's device time."""
     figure = go.Figure()
     low, high = _span(data)
     for dtype, peak in data.peaks.items():
@@ -143,7 +143,7 @@ def _add_measured(figure: go.Figure, measured: MeasuredPoints) -> None:
 
 
 def _span(data: RooflineData) -> tuple[float, float]:
-    """Intensities from below the leftmost point to beyond the last ridge."""
+    """Range of intensities on the axis, from below the leftmost point to beyond the last ridge point."""
     intensities = [point.intensity for point in data.points]
     intensities += [peak / data.bandwidth_bytes_per_s for peak in data.peaks.values()]
     if data.measured is not None and len(data.measured.intensity):

@@ -1,4 +1,4 @@
-"""One run: what bound the engine, latencies, batch and queue over time, single requests, several runs compared."""
+"""Figures of runs: bottlenecks, latencies, batch and queue over time, single requests, comparisons of runs."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from simulator.running.metrics.usage import BOUNDS
 
 
 class BottleneckData(NamedTuple):
-    """Shares of engine time by bound, for each of several ways to know them; one without a name stands alone."""
+    """Shares of engine time by bound, one row per source of the shares; a single source has an empty name."""
 
     rows: Mapping[str, Mapping[str, float]]
     basis: str
 
 
 def bottleneck_data(run: RunFolder) -> BottleneckData:
-    """The ``bottleneck`` section of a run; empty when nothing ran."""
+    """The ``bottleneck`` section of a run; empty if no step ran."""
     shares = run.document["bottleneck"]
     return BottleneckData({"": shares} if shares else {}, run.basis)
 
 
 def bottleneck_figure(data: BottleneckData) -> go.Figure:
-    """One stacked bar of 100 % for each way."""
+    """One stacked bar of 100 % per row of ``data``."""
     figure, names = go.Figure(), list(data.rows)
     for bound in dict.fromkeys(bound for shares in data.rows.values() for bound in shares):
         values = [shares.get(bound, 0.0) for shares in data.rows.values()]
@@ -67,7 +67,7 @@ WITHIN = "%{y:.1f} % within %{x:.4s} ms"
 MILLISECONDS: Json = {"type": "log", "title": "milliseconds", "dtick": 1}
 REQUEST_SHARE = {"title": "share of requests (%)", "range": [0, 102]}
 MOST_CURVE_POINTS = 400
-"""Points of one curve; longer ones keep every quantile step and the whole extreme."""
+"""Approximate maximum of points of one curve; longer curves are thinned, except for their highest values."""
 
 
 class LatencyCurve(NamedTuple):
@@ -81,7 +81,7 @@ class LatencyCurve(NamedTuple):
 
 
 class LatencyData(NamedTuple):
-    """Curves of every latency that was measured."""
+    """Distribution curves of every latency metric of a run."""
 
     curves: tuple[LatencyCurve, ...]
     requests: int
@@ -101,7 +101,7 @@ def latency_data(run: RunFolder) -> LatencyData:
 
 
 def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS) -> tuple[FloatArray, FloatArray]:
-    """Values and the share of the sample at or below each; at most about ``points``, first and last always kept."""
+    """Values, and the share of the sample at or below each value; about ``points`` at most, with both ends."""
     count = len(ascending)
     rows = evenly(count, points)
     tail = np.arange(max(0, count - points // 8), count)
@@ -110,7 +110,7 @@ def thinned_distribution(ascending: FloatArray, points: int = MOST_CURVE_POINTS)
 
 
 def percentile_limits(slo: Json, latency: str) -> tuple[tuple[float, float], ...]:
-    """Limits such as ``p99_ttft_ms: 500`` on ``latency`` as (500.0, 0.99)."""
+    """Percentile limits on ``latency`` in an SLO: ``p99_ttft_ms: 500`` gives (500.0, 0.99)."""
     limits = []
     for key, limit in slo.items():
         match = re.fullmatch(rf"(?:p(\d+(?:\.\d+)?)|(median))_{latency}_ms", key)
@@ -120,7 +120,7 @@ def percentile_limits(slo: Json, latency: str) -> tuple[tuple[float, float], ...
 
 
 def latency_figure(data: LatencyData) -> go.Figure:
-    """Cumulative distributions over a logarithmic axis; diamonds are SLO limits the curve must pass on the left."""
+    """Cumulative distributions over a logarithmic axis; a curve meets an SLO limit if it passes left of its diamond."""
     figure = go.Figure()
     for curve in data.curves:
         line = {"color": COLOURS[curve.name], "width": 2.5, "shape": "hv"}
@@ -145,7 +145,7 @@ class TimelineData(NamedTuple):
     running: FloatArray
     waiting: FloatArray
     kv_use: FloatArray | None
-    """Share of all KV blocks in use; None when the capacity is unknown."""
+    """Share of all KV blocks in use; None if the capacity is unknown."""
     output_tokens_per_s: FloatArray
     basis: str
 
@@ -180,9 +180,9 @@ def request_spans(run: RunFolder, bins: int) -> Spans | None:
 
 
 class Spans:
-    """Engine steps in time, ready to average many of their quantities over the same bins.
+    """Time spans of engine steps, for averaging several quantities of steps over the same bins.
 
-    Where steps of a replica overlap, a step counts until the next one starts.
+    If steps of a replica overlap, a step counts until the next step starts.
     """
 
     def __init__(self, replica: FloatArray, start_s: FloatArray, end_s: FloatArray, edges: FloatArray) -> None:
@@ -212,7 +212,7 @@ class Spans:
         return self._mean(self._sorted(value))
 
     def rate(self, amount: FloatArray) -> FloatArray:
-        """The same for an ``amount`` spread evenly over its step; steps without length count for nothing."""
+        """Mean rate per bin of an ``amount`` spread evenly over its step; steps without duration are ignored."""
         value = self._sorted(amount)
         return self._mean(np.divide(value, self._seconds, out=np.zeros_like(value), where=self._seconds > 0))
 
@@ -264,7 +264,7 @@ class BoundTimeData(NamedTuple):
 
 
 def bound_time_data(run: RunFolder, bins: int = BINS, spans: Spans | None = None) -> BoundTimeData:
-    """Seconds by bound of every step, spread over the step, as shares of all replicas' time; the rest is idle."""
+    """Share of all replicas' time by bound and bin, from the seconds by bound of every step, and idle share."""
     spans = spans or request_spans(run, bins)
     if spans is None:
         return BoundTimeData(np.empty(0), 0.0, {}, run.basis)
@@ -280,7 +280,7 @@ def _replicas(run: RunFolder) -> int:
 
 
 def bound_time_figure(data: BoundTimeData) -> go.Figure:
-    """Stacked areas up to 100 %."""
+    """Stacked areas of the shares by bound, up to 100 %."""
     figure = go.Figure()
     for bound, share in data.shares.items():
         figure.add_scatter(
@@ -300,11 +300,11 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
 
 MAX_REQUESTS = 60
 MANY_REQUESTS = 300
-"""Beyond, requests are too short to see over the whole run: those around the longest TTFT are shown."""
+"""Number of requests above which only requests around the longest TTFT are shown: bars would be too short to see."""
 
 
 class WaterfallData(NamedTuple):
-    """Times of chosen requests in seconds; ``row`` is their place in order of arrival."""
+    """Times of chosen requests in seconds; ``row`` is the index of each request in order of arrival."""
 
     row: IntArray
     arrival_s: FloatArray
@@ -312,10 +312,10 @@ class WaterfallData(NamedTuple):
     first_token_s: FloatArray
     finished_s: FloatArray
     completed: int
-    """Completed requests of the whole run."""
+    """Number of completed requests of the whole run."""
     basis: str
     marked: int | None = None
-    """Index of the highlighted row; None for none."""
+    """Index of the highlighted request; None = no highlight."""
 
 
 def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None = None) -> WaterfallData:
@@ -332,13 +332,13 @@ def waterfall_data(run: RunFolder, most: int = MAX_REQUESTS, around: int | None 
 
 
 def slowest(run: RunFolder) -> int | None:
-    """The completed request that waited longest for its first token; None if none completed."""
+    """Index of the completed request with the longest TTFT; None if no request completed."""
     ttft = np.where(np.isfinite(run.requests["finished_s"]), run.requests["ttft_ms"], np.nan)
     return int(np.nanargmax(ttft)) if np.isfinite(ttft).any() else None
 
 
 def requests_data(run: RunFolder) -> WaterfallData:
-    """Requests over the whole run, or of many those around the one with the longest TTFT."""
+    """Requests over the whole run; above ``MANY_REQUESTS``, only those around the request with the longest TTFT."""
     return waterfall_data(run, around=slowest(run) if len(run.requests["arrival_s"]) > MANY_REQUESTS else None)
 
 
@@ -377,15 +377,15 @@ PAIR_METRICS = {
     "mean_e2el_ms": ("mean E2E latency", False),
     "p99_e2el_ms": ("p99 E2E latency", False),
 }
-"""Keys of ``summary``: their words, and whether more is better."""
+"""Keys of ``summary``: label, and true if a larger value is better."""
 
 
 LARGE_CHANGE = 900.0
-"""Percent from which a change is written as a factor."""
+"""Percentage above which a change is written as a factor."""
 
 
 class MetricValues(NamedTuple):
-    """One figure in every compared run."""
+    """Values of one metric in every compared run."""
 
     key: str
     label: str
@@ -399,7 +399,7 @@ class MetricValues(NamedTuple):
 
 
 class ComparisonData(NamedTuple):
-    """Several runs: names, every figure that all have, and the curve of one latency in each."""
+    """Several runs: names, metrics that all runs have, and the distribution of one latency in each run."""
 
     names: tuple[str, ...]
     metrics: tuple[MetricValues, ...]
@@ -409,10 +409,10 @@ class ComparisonData(NamedTuple):
 
 
 def comparison_data(runs: Mapping[str, RunFolder], latency: str = "ttft") -> ComparisonData:
-    """Figures of each run's ``summary.json`` and the distribution of ``latency`` (ttft, tpot or e2el).
+    """Metrics of each run's ``summary.json``, and the distribution of ``latency`` (ttft, tpot or e2el).
 
     Args:
-        runs: at least two, by name; the first is what the others are compared with.
+        runs: at least two runs by name; the first is the baseline of the comparison.
     """
     metrics = []
     for key, (label, better) in PAIR_METRICS.items():
@@ -425,7 +425,7 @@ def comparison_data(runs: Mapping[str, RunFolder], latency: str = "ttft") -> Com
 
 
 def change_figure(data: ComparisonData) -> go.Figure:
-    """Bars of change from the first run in percent; hatched bars are for the worse."""
+    """Bars of change from the first run in percent; hatched bars are changes for the worse."""
     figure = go.Figure()
     one, rows = len(data.names) == 2, [metric.percents for metric in data.metrics]
     for number, name in enumerate(data.names[1:]):
@@ -445,18 +445,18 @@ def change_figure(data: ComparisonData) -> go.Figure:
 
 
 def _run_look(number: int) -> Look:
-    """Colour and dash of the run of that number."""
+    """Colour and dash of the run with index ``number``."""
     turn, colour = divmod(number, len(RUN_COLOURS))
     return {"color": RUN_COLOURS[colour], "dash": "solid" if number == 0 else ("dash", "dot", "dashdot")[turn % 3]}
 
 
 def change_words(percent: float) -> str:
-    """A change in percent, or how many times as much where it is large."""
+    """Text of a change: in percent, or as a factor if it is large."""
     return f"{percent:+.1f} %" if percent < LARGE_CHANGE else f"{1 + percent / 100:.3g}x"
 
 
 def _wide(percents: list[float]) -> list[float]:
-    """A range around zero with room for the words at the end of the bars."""
+    """Axis range around zero with space for the labels at the ends of the bars."""
     low, high = min([0.0, *percents]), max([0.0, *percents])
     margin = 0.4 * (high - low or 1.0)
     return [low - margin if low < 0 else 0.0, high + margin if high > 0 else 0.0]

@@ -31,12 +31,12 @@ LEAST_SCALE_ROWS = 4
 
 
 def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: str) -> go.Figure:
-    """The cells, without axis titles; a colour bar where it has the height for its figures.
+    """Heat map without axis titles, with a colour bar if the map is high enough for its labels.
 
     Args:
-        x, y: of the columns and rows.
+        x, y: labels of the columns and rows.
         gain: speedup per row and column; NaN if there is none.
-        title: of the colour bar.
+        title: title of the colour bar.
         hover: Plotly's hover template.
     """
     low, high = min(0.5, float(np.nanmin(gain))), max(1.5, float(np.nanmax(gain)))
@@ -63,7 +63,7 @@ def gain_map(x: Sequence[Any], y: Sequence[Any], gain: Any, title: str, hover: s
 
 
 class SpeedupData(NamedTuple):
-    """``speedup[k, x]`` of ``draft_tokens[k]`` at ``values[x]`` of the quantity ``axis``."""
+    """Speedup ``speedup[k, x]`` with ``draft_tokens[k]`` draft tokens at ``values[x]`` of the quantity ``axis``."""
 
     axis: str
     values: tuple[int, ...]
@@ -80,13 +80,13 @@ class AcceptanceCurve(NamedTuple):
     published: Curve
     draft_tokens: tuple[int, ...]
     length: tuple[float, ...]
-    """Bonus token included, by level and decay or as published."""
+    """Acceptance length, bonus token included, from level and decay or as published."""
     measured_tokens: tuple[int, ...]
     measured_length: tuple[float, ...]
 
 
 class AcceptanceData(NamedTuple):
-    """Curves, and the name of the one in use."""
+    """Acceptance curves, and the name of the curve in use."""
 
     curves: tuple[AcceptanceCurve, ...]
     chosen: str | None
@@ -118,7 +118,7 @@ def speedup_figure(data: SpeedupData) -> go.Figure:
 
 
 def crossover_figure(grid: SpeculationGrid) -> go.Figure:
-    """Speed-up over the batch by draft tokens; thicker lines draft more, diamonds are where they fall below 1."""
+    """Speed-up over the batch by draft tokens; thicker lines are more draft tokens, diamonds mark a speed-up of 1."""
     figure = go.Figure()
     colour = method_line(grid.method)[0]
     count = len(grid.draft_tokens)
@@ -140,7 +140,7 @@ def crossover_figure(grid: SpeculationGrid) -> go.Figure:
 
 
 def acceptance_data(names: Sequence[str], most: int, chosen: str | None = None) -> AcceptanceData:
-    """Published curves up to ``most`` draft tokens, never beyond what was measured."""
+    """Published curves up to ``most`` draft tokens, but never beyond the measured range."""
     return AcceptanceData(tuple(_curve(name, most) for name in names), chosen)
 
 
@@ -196,7 +196,7 @@ class AdaptiveData(NamedTuple):
 
 
 def adaptive_data(document: Json) -> AdaptiveData | None:
-    """From a comparison that varied a load and the policy; None from any other."""
+    """Data from a comparison document that varied a load and the policy; None for any other comparison."""
     rates: dict[str, dict[float, float]] = {"fixed": {}, "adaptive": {}}
     axes: set[str] = set()
     for variant in document["variants"]:
@@ -232,7 +232,7 @@ def adaptive_figure(data: AdaptiveData) -> go.Figure:
 
 
 def adaptive_text(data: AdaptiveData) -> str:
-    """Throughput at each load, of the best fixed K and of adaptive verification."""
+    """Text table of the throughput at each load, with the best fixed K and with adaptive verification."""
     lines = [f"{data.axis:>16} | {'best fixed K':>12} {'adaptive':>12}"]
     rows = zip(data.loads, data.fixed, data.adaptive, strict=True)
     return "\n".join(lines + [f"{load:>16,} | {fixed:>12,.0f} {adaptive:>12,.0f}" for load, fixed, adaptive in rows])

@@ -54,7 +54,7 @@ FOREST_METRICS = (
 VARIANT_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, GREY)
 TORNADO_ROWS = 12
 LABEL_LETTERS = 26
-"""Letters in a line of a parameter's label."""
+"""Maximum letters per line of a parameter's label."""
 CAPTION = "each assumed parameter alone"
 
 
@@ -77,7 +77,7 @@ class ForestData(NamedTuple):
 
 
 class TornadoRow(NamedTuple):
-    """The answer at both ends of one assumed parameter."""
+    """Speedup at both ends of the range of one assumed parameter."""
 
     parameter: str
     at_low: float
@@ -106,7 +106,7 @@ class RatioCurve(NamedTuple):
 
 
 class LoadCurveData(NamedTuple):
-    """Speedups of every variant over load, and where they pass 1."""
+    """Speedups of every variant over load, with the loads at which they cross 1."""
 
     curves: tuple[RatioCurve, ...]
     crossings: tuple[float, ...]
@@ -114,7 +114,7 @@ class LoadCurveData(NamedTuple):
     metric: str
     basis: str | None
     capacity: float | None = None
-    """The most load that a variant or the baseline can serve; None if it is not known, or a higher one counts."""
+    """Highest load that a variant or the baseline can serve; None if unknown or if the curves go beyond it."""
 
 
 def forest_data(document: Json) -> ForestData:
@@ -171,18 +171,18 @@ def forest_text(data: ForestData) -> str:
 
 
 class BarsData(NamedTuple):
-    """Values by name, each within a limit or not."""
+    """Values by name, each with a flag: within the limit or not."""
 
     title: str
     caption: str
     unit: str
     bars: Sequence[tuple[str, float, bool]]
-    """Name, value, and whether it is within."""
+    """Name, value, and true if the value is within its limit."""
     basis: str
 
 
 def thresholds_data(document: Json) -> BarsData:
-    """Mean replicas that each threshold and each fixed number of replicas rents, and whether it meets the SLO."""
+    """Mean replicas of each autoscaler threshold and each fixed number of replicas, and whether it meets the SLO."""
     bars = [
         (
             f"{row['peak_replicas']} fixed" if row["threshold"] is None else f"threshold {row['threshold']:g}",
@@ -221,7 +221,7 @@ def bars_text(data: BarsData) -> str:
 
 
 def tornado_data(document: Json) -> TornadoData | None:
-    """The swings of the variant that the conclusion names; None if nothing moves."""
+    """Sensitivities of the variant that the conclusion names; None if no parameter changes its speedup."""
     data = read_document(CompareDocument, document)
     if not data.contenders:
         return None
@@ -237,7 +237,7 @@ def tornado_data(document: Json) -> TornadoData | None:
 
 
 def tornado_figure(data: TornadoData) -> go.Figure:
-    """A bar per parameter from the speedup at its low end to that at its high end, around the answer."""
+    """One bar per parameter, between the speedups at its low and high end, around the main result."""
     figure = go.Figure()
     labels = ["<br>".join(wrap(row.parameter, LABEL_LETTERS)) for row in data.rows]
     for end, colour in (("low", SKY), ("high", VERMILLION)):
@@ -261,7 +261,7 @@ def tornado_text(data: TornadoData) -> str:
 
 
 def load_curve_data(document: Json) -> LoadCurveData | None:
-    """Speedups over the loads that can be served; None if the comparison tried no other load."""
+    """Speedups over the loads that can be served; None if the comparison has a single load."""
     data = read_document(CompareDocument, document)
     if data.load_curves is None or not any(curve.points for curve in data.load_curves.curves):
         return None
@@ -281,7 +281,7 @@ def load_curve_data(document: Json) -> LoadCurveData | None:
 
 
 def load_curve_figure(data: LoadCurveData) -> go.Figure:
-    """Speedup over load with its interval as a band; above 1 the variant pays."""
+    """Lines of speedup over load with the interval as a band; above 1 the variant pays."""
     figure = go.Figure()
     positive = all(load > 0 for curve in data.curves for load in curve.loads)
     for index, (name, loads, ratios, lows, highs) in enumerate(data.curves):
@@ -336,7 +336,7 @@ PER_CHIP, PER_USER, PER_MILLION = (
 AXIS_WORDS = {PER_CHIP: "tokens/s per GPU", PER_USER: "tokens/s per user", PER_MILLION: "$ per million output tokens"}
 SHORT_WORDS = {PER_CHIP: "throughput", PER_USER: "speed", PER_MILLION: "cost"}
 GROUP_COLOURS = (BLUE, VERMILLION, GREEN, PINK, SKY, GREY)
-"""Colours of groups of layouts; orange is the answer's."""
+"""Colours of groups of layouts; orange is reserved for the answer."""
 
 
 class LayoutPoint(NamedTuple):
@@ -344,19 +344,19 @@ class LayoutPoint(NamedTuple):
 
     layout: str
     group: str
-    """Meaning of its colour: a chip with its parallelism and method, whatever replicas and token budget."""
+    """Group by colour: chip, parallelism and method; replicas and token budget do not matter."""
     request_rate: float
     x: float
     y: float
     meets: bool
     on_front: bool
-    """True if no other point of its group is better on both axes."""
+    """True if no other point of its group is better on both axes (Pareto front)."""
     answer: bool
-    """True if it is the best layout at the planned load."""
+    """True if the point is the best layout at the planned load."""
 
 
 class ParetoData(NamedTuple):
-    """Simulated layouts of a plan over two of throughput per GPU, speed per user and cost per token."""
+    """Simulated layouts of a plan over two metrics: throughput per GPU, speed per user or cost per token."""
 
     points: tuple[LayoutPoint, ...]
     x: str
@@ -365,7 +365,7 @@ class ParetoData(NamedTuple):
 
 
 def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
-    """Every simulated load of a ``plan`` document's layouts; None if none has both figures."""
+    """Every simulated load of a ``plan`` document's layouts; None if no point has both metrics."""
     home, best = document["scenario"]["hardware"]["chip"], document["best"] or {"layout": None}
     rows = [
         (candidate, point)
@@ -405,7 +405,7 @@ def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoD
 
 
 def _groups(chips: Mapping[str, str]) -> dict[str, str]:
-    """Groups of layouts, by name: without replicas and token budget, or their chip where that leaves too many."""
+    """Group of each layout: name without replicas and token budget, or only chips if there are too many groups."""
     names = {}
     for layout in chips:
         first, *others = layout.split(", ")
@@ -416,7 +416,7 @@ def _groups(chips: Mapping[str, str]) -> dict[str, str]:
 
 
 def pareto_figure(data: ParetoData) -> go.Figure:
-    """Best points of each group of layouts as a line, its others faint, and the answer as a star."""
+    """Pareto front of each group of layouts as a line, its other points faint, and the answer as a star."""
     figure = go.Figure()
     colours = dict(zip(dict.fromkeys(p.group for p in data.points), cycle(GROUP_COLOURS), strict=False))
     hover = (
@@ -447,7 +447,7 @@ def pareto_figure(data: ParetoData) -> go.Figure:
 
 
 def pareto_text(data: ParetoData) -> str:
-    """The two figures of every layout at the highest load simulated that meets the SLO, else at its highest."""
+    """Both metrics of every layout at its highest simulated load that meets the SLO, else at its highest load."""
     last = {p.layout: p for p in data.points} | {p.layout: p for p in data.points if p.meets}
     heads = [AXIS_WORDS[name] for name in (data.y, data.x)]
     width = max(map(len, last))
@@ -459,23 +459,23 @@ def pareto_text(data: ParetoData) -> str:
 
 
 TEXT_ROWS = 20
-"""Points of a sweep in text."""
+"""Maximum points of a sweep in text."""
 MOST_FIELDS = 6
-"""Fields that get a panel of their own; those that move the metric most come first."""
+"""Maximum fields that get a panel; the fields with the largest effect on the metric come first."""
 
 
 class SweepPanel(NamedTuple):
-    """The points over one field."""
+    """Points of a sweep over one field."""
 
     path: str
     values: tuple[Any, ...]
-    """Numbers, or texts for anything else."""
+    """Values of the field: numbers, or texts for other types."""
     metric: tuple[float, ...]
     names: tuple[str, ...]
 
 
 MOST_TICKS = 8
-"""Values of a swept field that each get a tick."""
+"""Maximum number of values of a swept field with one tick each."""
 
 
 class SweepData(NamedTuple):
@@ -483,14 +483,14 @@ class SweepData(NamedTuple):
 
     panels: tuple[SweepPanel, ...]
     points: tuple[tuple[str, float], ...]
-    """Name and metric of every point that has one."""
+    """Name and metric of every point that has the metric."""
     best: int
     metric: str
     basis: str | None
 
 
 def sweep_data(document: Json) -> SweepData | None:
-    """The finished points of a ``sweep`` document by field; None if none measured its metric."""
+    """The finished points of a ``sweep`` document by field; None if no point has the metric."""
     data = read_document(SweepDocument, document)
     known = [(point, value) for point in data.done if (value := point.value(data.metric)) is not None]
     if not known:
@@ -513,7 +513,7 @@ def sweep_data(document: Json) -> SweepData | None:
 
 
 def sweep_figure(data: SweepData) -> go.Figure:
-    """A panel per field, the best point marked."""
+    """One panel per field, with the best point marked."""
     count = len(data.panels)
     figure = make_subplots(rows=count, cols=1, vertical_spacing=0.22 / count if count > 1 else 0.0)
     for row, panel in enumerate(data.panels, start=1):
@@ -536,14 +536,14 @@ def sweep_figure(data: SweepData) -> go.Figure:
 
 
 def points_text(data: SweepData) -> str:
-    """The best points of a sweep."""
+    """Text table of the best points of a sweep."""
     best_first = sorted(data.points, key=lambda row: -row[1] if HIGHER_IS_BETTER[data.metric] else row[1])
     rows = [(name, None, value, None) for name, value in best_first[:TEXT_ROWS]]
     return f"{metric_words(data.metric)}, best first, | = 0\n" + text_intervals(rows, 0.0)
 
 
 def _explained(panel: SweepPanel) -> float:
-    """Share of the metric's variance that lies between equal values of the field (or ten equal ranges of numbers)."""
+    """Share of the metric's variance between values of the field (more than ten numbers: between ten equal ranges)."""
     overall = sum(panel.metric) / len(panel.metric)
     total = sum((value - overall) ** 2 for value in panel.metric)
     if total == 0.0:
@@ -571,7 +571,7 @@ class TuningData(NamedTuple):
 
     @property
     def drafts(self) -> list[list[str]]:
-        """Draft tokens or tree of each cell."""
+        """Draft tokens or tree shape of each cell."""
         return [[cell["draft"].replace("tree of ", "T") for cell in row] for row in self.cells.values()]
 
     @property
@@ -581,7 +581,7 @@ class TuningData(NamedTuple):
 
 
 def tuning_data(document: Json) -> TuningData | None:
-    """The map of a ``tune`` document; None for one about a machine."""
+    """Map of a ``tune`` document; None for a document about a single machine."""
     if "machine" in document:
         return None
     rows: dict[int, list[Json]] = {}
@@ -635,7 +635,7 @@ class DraftingData(NamedTuple):
 
 
 def drafting_data(document: Json) -> DraftingData | None:
-    """Rates of a ``tune`` document, from the one without drafting on; None for one that is not about a machine."""
+    """Rates of a ``tune`` document about a machine, starting with no drafting; None for any other document."""
     if "machine" not in document:
         return None
     several = len({row["batch"][0] for row in document["table"]}) > 1
@@ -653,7 +653,7 @@ def drafting_data(document: Json) -> DraftingData | None:
 
 
 def drafting_figure(data: DraftingData) -> go.Figure:
-    """Rates over the longest draft, with 90 % intervals."""
+    """Decode rates over the maximum draft length, with 90 % intervals."""
     figure = go.Figure()
     for name, rows in data.lines.items():
         tokens, rates = ([row[key] for row in rows] for key in ("num_speculative_tokens", "tokens_per_s"))

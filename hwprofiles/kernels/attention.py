@@ -40,7 +40,7 @@ def attention_pairs(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
     """(query, key) pairs of one sequence: ``q_len`` new tokens at the end of ``kv_len``, each attends to itself and all
     previous tokens.
 
-    ``window`` is the most keys a query sees, itself included; 0 = all.
+    ``window`` is the maximum number of keys per query, its own key included; 0 = no limit.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> attention_pairs(SCALAR, 4, 10), attention_pairs(SCALAR, 4, 10, window=3)
@@ -68,8 +68,8 @@ def windowed_length(xp: Functions, q_len: Num, kv_len: Num, window: Num = 0) -> 
 def widened(
     xp: Functions, parameters: DecodeKernel | PrefillParameters, shape: AttentionShape, kv_tokens: Num
 ) -> tuple[AttentionShape, Num]:
-    """Shape of a layer whose kernel cannot compute in the format of the KV cache, and seconds of the conversion. That
-    pass first converts the cache to 16 bits (``kv_tokens`` in all; in a server, the whole KV pool).
+    """Shape of a layer whose kernel cannot compute in the format of the KV cache, and seconds of the conversion. A
+    separate pass first converts the cache to 16 bits (``kv_tokens`` in total; in a server, the whole KV pool).
 
     Source: SGLang's ``FlashAttentionBackend`` under MLA (``get_key_buffer(..).to(q.dtype)``); of one layer over 131,072
         tokens NVIDIA's aiconfigurator tables give 227 us, a server on 8 H200 226 (sgl-project/sglang#35291).
@@ -80,7 +80,7 @@ def widened(
 
 
 WIDEN_OVERLAP = 1.3
-"""Sharpness of the smooth maximum of the pass's fixed time and copy time, from passes of 512 to 16,384 tokens."""
+"""Sharpness of the smooth maximum of a conversion's fixed time and copy time, from 512 to 16,384 tokens."""
 
 
 PRODUCT_EFFICIENCY, SOFTMAX_CLOCKS, SOFTMAX_OVERLAP = 0.825, 0.0148, 2.5
@@ -91,7 +91,7 @@ alone); 0.18 and 0.24 with MLA's prompts and heads of 256 (0.12 to 0.14 and 0.20
 
 
 def softmax_factor(limits: Limits, width: Num) -> Num:
-    """Time of a tile over that on the fitted chip, where the two differ in exponentials per cycle.
+    """Time of a tile over its time on the fitted chip, if the two chips differ in exponentials per cycle.
 
     A pair of heads ``width`` wide (keys and values together) takes ``2 width`` FLOP and one exponential.
 
@@ -232,7 +232,7 @@ def packs(
 ) -> Num:
     """Choice of the packed kernel, which serves a KV head's query heads together: a boolean for each batch.
 
-    Absorbed MLA and multiple queries per sequence always do. Otherwise the kernel must support the head group, and
+    Absorbed MLA and multiple queries per sequence always use it. Otherwise the kernel must support the head group, and
     its work items (sequences times KV heads times KV pieces) must fill ``least_fill`` of the cores.
 
     Source: NVIDIA TensorRT-LLM, ``DecoderXQAImplJIT::mayHavePerfGain`` (release 1.0, Apache-2.0).
@@ -258,8 +258,8 @@ def _most_splits(xp: Functions, parameters: DecodeKernel, length: Num) -> Num:
 def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -> tuple[Num, Num]:
     """Cores that share one KV head, and KV heads that one core computes in turn, per slot.
 
-    A core takes a power of two of the heads of one slot. With 64 cores, 32 slots and 8 heads that is four heads on
-    each of two cores, also where a single sequence runs.
+    A core takes a power of two of the heads of one slot. With 64 cores, 32 slots and 8 heads that is four heads on each
+    of two cores, even if a single sequence runs.
 
     Source: tt-metal, ``sdpa_decode_program_factory.cpp`` (pull request 42591): ``num_cores_per_head`` and
         ``num_heads_per_core``.
@@ -273,8 +273,8 @@ def slot_cores(xp: Functions, cores: float, slots: Num, heads: Num, most: Num) -
 
 
 def _split_time(xp: Functions, limits: Limits, parameters: DecodeKernel, *sizes: Num) -> KernelTime:
-    """Time of one decode attention kernel with its KV axis split for all cores. If faster, for the core count of the
-    chip that the fits come from."""
+    """Time of one decode attention kernel with its KV axis split for all cores. If faster, the axis is split for the
+    core count of the chip that the fits come from."""
     wide = _kernel_time(xp, limits, parameters, limits.cores, *sizes)
     if limits.fitted_cores >= limits.cores:
         return wide
@@ -309,7 +309,7 @@ def stream_time(xp: Functions, split: KvSplit, moved: Num, bandwidth: Num, core_
         xp: functions for the type of the sizes.
         split: work items.
         moved: bytes.
-        bandwidth, core_bandwidth: bandwidth of the memory, and the part that one core reaches, bytes/s.
+        bandwidth, core_bandwidth: bandwidth of the memory, and of one core, bytes/s.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> full = KvSplit(items=132, row_tiles=1, rows=16, splits=1, waves=1)
@@ -331,8 +331,8 @@ def computing_time(xp: Functions, split: KvSplit, cores: float, keys: Num, key_s
     Args:
         xp: functions for the type of the sizes.
         split: work items.
-        cores: of the chip.
-        keys: keys of an item, padding included.
+        cores: number of cores of the chip.
+        keys: keys per work item, padding included.
         key_s: seconds of an item for one key.
         pair_share: slowdown of an item while the other core of its pair is busy: in all waves except a last one with at
         most half the cores.
@@ -353,18 +353,18 @@ def computing_time(xp: Functions, split: KvSplit, cores: float, keys: Num, key_s
 
 
 def overhead_time(xp: Functions, parameters: DecodeKernel, split: KvSplit, seqs: Num, keys: Num) -> Num:
-    """Seconds to fill and drain the further waves, and of work for each sequence, beside the stream.
+    """Overhead in seconds that adds to the KV read: pipeline fill and drain of further waves, and work per sequence.
 
     seconds = max(0, (waves - 1) * wave_s - hidden_s) + seqs * sequence_s
 
-    ``wave_s`` grows with the query rows of an item, and by one main-loop iteration where it has ``PASS_TOKENS`` keys.
+    ``wave_s`` grows with the query rows of an item, and by one main-loop iteration if it has ``PASS_TOKENS`` keys.
 
     Args:
         xp: functions for the type of the sizes.
-        parameters: of the kernel.
+        parameters: fitted parameters of the kernel.
         split: work items.
-        seqs: sequences.
-        keys: keys of an item.
+        seqs: number of sequences.
+        keys: keys per work item.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> kernel = DecodeKernel.model_construct(wave_s=2e-6, hidden_s=1e-6, sequence_s=0.0)
@@ -380,16 +380,16 @@ def overhead_time(xp: Functions, parameters: DecodeKernel, split: KvSplit, seqs:
 def launch_time(
     xp: Functions, parameters: DecodeKernel, shape: AttentionShape, splits: Num, seqs: Num, widening: Num = 0.0
 ) -> Num:
-    """Fixed seconds of a decode kernel, of combining its KV parts, and of kernels that prepare for it.
+    """Fixed seconds of a decode kernel, of combining its KV parts, and of preparatory kernels.
 
     seconds = launch_s + [splits > 1] (combine_s + splits * split_s) + widening + [queries are regrouped] regroup_s
 
     Args:
         xp: functions for the type of the sizes.
-        parameters: of the kernel.
+        parameters: fitted parameters of the kernel.
         shape: layer on one chip.
         splits: parts of the KV axis.
-        seqs: sequences.
+        seqs: number of sequences.
         widening: seconds of converting the cache (``widened``).
 
     >>> from hwprofiles.formulas import SCALAR
@@ -417,10 +417,10 @@ def decode_split(
 
     Args:
         xp: functions for the type of the sizes.
-        parameters: of the kernel.
+        parameters: fitted parameters of the kernel.
         cores, split_cores: cores of the chip, and the number of cores for which the library splits.
         shape: layer on one chip.
-        sizes: sequences, queries of each, keys of each.
+        sizes: number of sequences, queries per sequence, keys per sequence.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> layer, kernel = AttentionShape(32, 8, 128, 128, 4096.0, "bf16"), DecodeKernel.model_construct()
@@ -496,7 +496,7 @@ def _kernel_time(
 
 
 KEPT_FADE = 1.25
-"""Bytes of one pass over K and V, relative to the cache's retained bytes, at which nothing hits."""
+"""KV bytes per pass at which the cache hit rate is 0, as a multiple of the retained bytes."""
 
 
 def one_pass_time(
@@ -515,8 +515,8 @@ def one_pass_time(
     """Time of one prefill kernel that serves prompt chunks and single queries alike (FlashAttention-2, ragged batch).
 
     Every query head of every single query takes a tile of ``tile_rows`` and multiplies all of it, with no split of the
-    KV axis. Heads are the slowest grid axis: heads that share a KV head reuse it from the chip only if one pass
-    over all sequences fits there, else each reads it from memory. The grid is as wide as the longest chunk for
+    KV axis. Heads are the slowest grid axis: heads that share a KV head reuse its KV from the on-chip store only if the
+    KV of all sequences fits there, else each head reads it from memory. The grid is as wide as the longest chunk for
     every sequence, and tiles past the end of a sequence are started and dropped one by one. The last tile of the
     longest single-query sequence runs alone.
 

@@ -58,12 +58,12 @@ def gemm_time(
 ) -> KernelTime:
     """Time of ``y[m,n] = x[m,k] w[k,n]``; never shorter for a larger ``m``, ``n`` or ``k`` twice as large.
 
-    The fastest tile shape of the library is used, with split-K where the tiles do not fill the cores.
-    A wave costs its arithmetic at the core's share of the peak, or its operand reads at the core's share of the
-    on-chip bandwidth, whichever is longer. Memory time covers every operand once, but at least the time of a core to
-    read the operands of the smallest work item. Both overlap (better with asynchronous copies). Time that no
-    arithmetic hides is added: the write of the last outputs, and the pipeline fill at the start of each wave,
-    but only of the first and last wave on chips with asynchronous copies, which prefetch the next tile.
+    The fastest tile shape of the library is used, with split-K if the tiles do not fill the cores. A wave costs its
+    arithmetic at the core's share of the peak, or its operand reads at the core's share of the on-chip bandwidth,
+    whichever is longer. Memory time covers every operand once, but at least the time of a core to read the operands of
+    the smallest work item. Wave time and memory time overlap (better with asynchronous copies). Time that no arithmetic
+    hides is added: the write of the last outputs, and the pipeline fill at the start of each wave, but only of the
+    first and last wave on chips with asynchronous copies, which prefetch the next tile.
 
     Source: tiles and waves as in NVIDIA, "Matrix Multiplication Background User's Guide" (2023); the terms were chosen
         on NVIDIA's aiconfigurator measurements.
@@ -107,7 +107,7 @@ def _fastest_tiles(
     moved: Num,
     bandwidth: float,
 ) -> tuple[Num, Num, Num]:
-    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone."""
+    """Seconds of the fastest tile shape, compute time without memory accesses, and memory time without arithmetic."""
     m, n, k = sizes
     core_flops = limits.peak_flops * parameters.compute_efficiency / limits.cores
     on_chip = limits.on_chip_bandwidth * limits.multicast * parameters.on_chip_efficiency
@@ -191,7 +191,7 @@ def few_rows_time(
     Weights are read once; the vector units unpack each once and multiply it by every row. If memory time dominates,
     further rows are almost free; if unpacking dominates (narrow formats on slow units), each row adds time.
 
-    ``weights`` are read once each; ``products`` are multiply-adds: weights times rows per weight.
+    ``weights`` is the number of weights, each read once; ``products`` the number of multiply-adds (weights times rows).
 
     >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12,
     ...               vector_flops=1e9)
@@ -222,9 +222,9 @@ def with_static_scales(
 ) -> KernelTime:
     """Product time without the amax search over activations, never below the speed-of-light time.
 
-    TensorRT-LLM's FP8 products were measured with that search; a server whose checkpoint contains the scale of
-    every layer's activations (NVIDIA ModelOpt's FP8) skips it: one launch less, and one pass over the
-    activations instead of ``quantise_bytes``.
+    TensorRT-LLM's FP8 products were measured with this search; a server whose checkpoint contains the scale of every
+    layer's activations (NVIDIA ModelOpt's FP8) skips the search: one launch less, and ``ONE_PASS_BYTES`` per activation
+    instead of ``quantise_bytes``.
 
     No change if the fit included no quantisation kernel.
     """

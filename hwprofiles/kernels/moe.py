@@ -28,7 +28,7 @@ class Routing(NamedTuple):
     ``zipf``: every token picks at random, and the odds of the r-th most popular expert are ``r ** -alpha``.
     ``identical``: all tokens are equal, like an engine's dummy tokens, and pick the same experts."""
     alpha: float = 0.0
-    """Exponent of the power law or of Zipf's."""
+    """Exponent of the power law or of Zipf's law."""
 
 
 def read_routing(name: str) -> Routing:
@@ -227,10 +227,10 @@ def moe_time(
 ) -> KernelTime:
     """Time of one layer's routed feed-forward on the slowest chip, both projections.
 
-    ``tokens`` are those of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel`` experts,
-    and the result is the time of the most loaded one. Weights of each active expert are read once; the tokens of
-    each expert are padded to whole tiles (of the fastest shape), and few tiles reach less
-    than the memory's bandwidth; activations are gathered and scattered around the products.
+    ``tokens`` is the token count of the whole expert-parallel group; a chip holds ``num_experts / expert_parallel``
+    experts, and the result is the time of the most loaded chip. Weights of each active expert are read once; the tokens
+    of each expert are padded to whole tiles (of the fastest shape), and few tiles reach less than the memory's
+    bandwidth; activations are gathered and scattered around the products.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> chip = Limits(peak_flops=480000.0, cores=1, bandwidth=1e6, on_chip_bytes=0, on_chip_bandwidth=1e12)
@@ -279,7 +279,7 @@ def _fastest_tiles(
     activation_bytes: float,
     edge: Num,
 ) -> tuple[Num, Num, Num]:
-    """Seconds of the tile shape that is fastest; and what its cores and the memory would take, each alone.
+    """Seconds of the fastest tile shape, compute time without memory accesses, and memory time without arithmetic.
 
     ``phases`` are output and input features of each product; ``edge`` is the bytes of the activations that the first
     product reads and the second writes.

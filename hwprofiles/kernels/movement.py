@@ -23,9 +23,9 @@ def elementwise_time(
 ) -> KernelTime:
     """Time of ``launches`` elementwise kernels that together move ``bytes_moved``.
 
-    The sum of launch latency, memory time (at the achievable bandwidth, or bound by pieces that cores process one by
-    one) and arithmetic that the chip does not overlap. If the kernels are ``chained``, bytes that stay on the chip do
-    not count as moved.
+    It is the sum of launch latency, memory time (at the achievable bandwidth, or bound by pieces that cores process one
+    by one) and arithmetic that the chip does not overlap. If the kernels are ``chained``, bytes that stay on the chip
+    do not count as moved.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> chip = Limits(peak_flops=1e12, cores=1, bandwidth=1e9, on_chip_bytes=0, on_chip_bandwidth=1e12)
@@ -60,9 +60,10 @@ def collective_time(
     """Time of one collective under the fastest algorithm that the library has.
 
     Ring: ``steps`` messages one after the other, and every chip sends ``volume`` bytes: 2(n-1)/n of the message for
-    all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, all of it for send_recv. Filling the pipeline
-    of chunks costs up to ``fill_s``. In-network: every chip sends the message once and the switch adds. Direct:
-    every chip reads its peers' memory, whole (one shot) or its own share and then the others' sums (two shots).
+    all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, the whole message for send_recv. Filling the
+    pipeline of chunks costs up to ``fill_s``. In-network: every chip sends the message once and the switch adds.
+    Direct: every chip reads its peers' messages whole (one shot), or its own share and then its peers' sums (two
+    shots).
 
     Raises:
         ProfileError: unknown operation.
@@ -109,7 +110,7 @@ def _direct(
     latency: Num,
     transfer: Num,
 ) -> tuple[Num, Num]:
-    """Latency and transfer time of the direct all-reduce where it is allowed and faster, else the input values."""
+    """Latency and transfer time of the direct all-reduce if it is allowed and faster, else the input values."""
     rate = link.bandwidth_bytes_per_s * parameters.direct_efficiency
     one = (chips - 1.0) * message_bytes / rate
     two = 2.0 * (chips - 1.0) / chips * message_bytes / rate

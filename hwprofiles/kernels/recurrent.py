@@ -41,7 +41,7 @@ class RecurrentShape(NamedTuple):
 def convolution(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str) -> dict[str, Any]:
     """Arguments for ``KernelLibrary.elementwise`` that price the convolution before a recurrence.
 
-    It reads and writes its channels and the convolution state of each sequence; verification writes a longer state.
+    The convolution reads and writes the channels and each sequence's state; verification writes a longer state.
 
     ``phase`` is ``scan`` (prompts) or ``update`` (decode).
     """

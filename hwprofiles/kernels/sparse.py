@@ -65,8 +65,8 @@ def index_time(
 ) -> KernelTime:
     """Time to score all index keys and select the best ones.
 
-    One small product per (query, key) pair. Few sequences cannot saturate the memory bandwidth, because each streams
-    its keys through few cores. Scores are written to memory; the selection reads them, one query per core at a time.
+    One small product per (query, key) pair. Few sequences cannot saturate the memory bandwidth: each sequence streams
+    its keys through few cores. Scores go through memory to the selection, one query per core at a time.
 
     Source: DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556, equation 1; ``fp8_paged_mqa_logits`` of DeepGEMM.
 
@@ -121,7 +121,7 @@ def sparse_time(
 ) -> KernelTime:
     """Time of attention over the entries that each query reads.
 
-    Each query gathers its entries separately, so queries share only what the on-chip cache holds. Rows (heads that
+    Each query gathers its entries separately, so queries share only entries in the on-chip cache. Rows (heads that
     share an entry) are padded to ``row_tile``; work items run in whole waves. If a library uses dense attention for
     prompts whose entries would all be selected, it recomputes the keys and values of cached tokens.
 

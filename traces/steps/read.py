@@ -28,7 +28,7 @@ def read_steps(path: str | Path, format: str = "auto") -> StepTable:
     """Return all measured steps in a file.
 
     Raises:
-        TraceError: no such file or format, an unknown column, a bad cell, or no step in it.
+        TraceError: no such file or format, an unknown column, a bad cell, or a file without steps.
     """
     if format != "auto" and format not in FORMATS:
         raise TraceError(f"--format: no format '{format}'{did_you_mean(format, FORMATS)} (one of {', '.join(FORMATS)})")
@@ -47,7 +47,7 @@ def read_steps(path: str | Path, format: str = "auto") -> StepTable:
 
 
 def _table_rows(file: Path, skipped: Counter[str]) -> Iterator[Record]:
-    """Rows of a canonical table; in a run's own ``steps.parquet`` simulated seconds serve as measured ones."""
+    """Rows of a canonical table; simulated seconds of a run's own ``steps.parquet`` serve as measured ones."""
     columns, rows = table_rows(file)
     own = "seconds" in columns and "replica" in columns
     for column in () if own else columns:
@@ -81,7 +81,7 @@ def _row(cells: Cells) -> dict[str, object]:
 
 
 def _profiler_rows(file: Path, skipped: Counter[str]) -> Iterator[Record]:
-    """Steps by their annotation on the device's time line; without one, a trace of one step by its kernels.
+    """Steps from the annotations on the device's time line; a trace without annotations is one step, from its kernels.
 
     Source: vLLM's and SGLang's profiler annotations: sums over sequences of new tokens (sq), keys (sk), sq^2 and sq sk.
     """
@@ -124,7 +124,7 @@ def _busy_us(kernels: Sequence[Record], file: Path) -> float:
 
 
 def _composition(name: str) -> dict[str, int] | None:
-    """Work of a step by its annotation; None if it does not tell."""
+    """Work of a step, parsed from its annotation; None if the annotation does not state it."""
     if match := _VLLM.fullmatch(name):
         seqs, sq, sk, sqsq, sqsk, decoding, dq, dk, _, _ = map(int, match.groups())
         query = dq // decoding if decoding else 1

@@ -16,7 +16,7 @@ COLUMNS = ("prefill_seqs", "prefill_tokens", "prefill_kv_tokens", "prefill_pairs
 """Columns of a canonical step trace (CSV or Parquet). Needed: ``measured_s``, and ``prefill_tokens`` or ``decode_seqs``
 with ``decode_kv_tokens``."""
 SCOPES = ("step", "device")
-"""Time that ``measured_s`` covers: the whole step with the host's work, or the device alone."""
+"""Values of ``scope``: ``measured_s`` covers the whole step with host work, or the device alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class StepTable:
     """Measured engine steps; arrays of equal length."""
 
     prefill_seqs: IntArray
-    """Sequences with a prompt chunk."""
+    """Number of sequences with a prompt chunk."""
     prefill_tokens: IntArray
     prefill_kv_tokens: IntArray
-    """Keys that the chunks read, cached and new."""
+    """Number of keys that the prompt chunks read, cached and new."""
     prefill_pairs: IntArray
-    """(query, key) pairs that the causal mask admits."""
+    """Number of (query, key) pairs that the causal mask admits."""
     sampled_prefills: IntArray
-    """Chunks that complete their prompt."""
+    """Number of chunks that complete their prompt."""
     decode_seqs: IntArray
     query_len: IntArray
     """Tokens per decoding sequence: 1, or K+1 in a verify step."""
     decode_kv_tokens: IntArray
-    """Keys that the decoding sequences read, own tokens included."""
+    """Number of keys that the decoding sequences read, their own new tokens included."""
     measured_s: FloatArray
     device: BoolArray
     """True if ``measured_s`` is the device's time alone."""
@@ -59,10 +59,10 @@ LARGEST_COUNT, LARGEST_PAIRS = 10**9, 10**18
 
 
 def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[str, int] | None = None) -> StepTable:
-    """Build a table from rows of canonical columns; missing values are derived from the others.
+    """Build a table from rows of canonical columns; missing values are derived from the present ones.
 
-    One chunk per step where ``prefill_seqs`` is unknown, fresh prompts where ``prefill_kv_tokens`` is not, chunks of
-    equal length where ``prefill_pairs`` is not: ``q k - q (q - 1) / 2`` pairs each. ``place`` names the row.
+    Defaults: one chunk per step without ``prefill_seqs``, uncached prompts without ``prefill_kv_tokens``, and chunks of
+    equal length (``q k - q (q - 1) / 2`` pairs each) without ``prefill_pairs``. ``place`` names the row.
 
     Raises:
         TraceError: a step without work, or with fewer keys than tokens.
@@ -79,7 +79,7 @@ def step_table(rows: Sequence[Mapping[str, Any]], source: str, skipped: Mapping[
 
 
 def _complete(row: Mapping[str, Any]) -> dict[str, int]:
-    """Counts of a step with the missing ones derived."""
+    """Counts of a step; missing counts are derived from the present ones."""
     place = row["place"]
     known: dict[str, int] = {name: int(row.get(name) or 0) for name in COLUMNS[:-2]}
     stated = {name for name in known if row.get(name) is not None}

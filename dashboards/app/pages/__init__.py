@@ -1,4 +1,4 @@
-"""The pages of the app, in the order of its menu; the first is shown where the address names none."""
+"""Pages of the app in menu order; the first is shown if the URL names no page."""
 
 from dashboards.app.pages import (
     attention_speculation,

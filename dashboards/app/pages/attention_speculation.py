@@ -1,4 +1,4 @@
-"""Attention-level speculation: what two groups of chips gain by context and hit rate, and how sure that is."""
+"""Attention-level speculation: speedup of two groups of chips by context and hit rate, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENGINE = {"framework": "vllm", "max_num_seqs": 64, "max_num_batched_tokens": 204
 
 
 def compute(_context: Context, values: Values) -> Shown:
-    """The documented parameter set at the chosen context and hit rate."""
+    """Figures of the documented parameter set at the chosen context and hit rate."""
     parameters = consistency_set(values["set"])
     reading = next(name for name in READINGS if name == values["reading"])
     context, rate = values["context"], values["rate"]
@@ -61,7 +61,7 @@ def compute(_context: Context, values: Values) -> Shown:
 
 @lru_cache(maxsize=16)
 def _over_contexts(name: str, reading: Reading) -> tuple[go.Figure, go.Figure]:
-    """Map and curves over contexts and hit rates, which the chosen ones do not change."""
+    """Map and curves over contexts and hit rates; they do not depend on the chosen context and hit rate."""
     parameters = consistency_set(name)
     data = attention.attention_map_data(parameters, MAP_CONTEXTS, reading)
     curves = attention.context_gain_data(parameters, reading)
@@ -76,7 +76,7 @@ def _gantt(name: str, reading: Reading, context: int) -> go.Figure:
 
 
 def compute_own(_context: Context, values: Values) -> Shown:
-    """The chosen chip and model: all chips in one group against two groups of half of them."""
+    """Figures of the chosen chip and model: two groups of half the chips each against one group of all."""
     chips, chip = int(values["tp"]), values["chip"]
     base = {"model": values["model"], **controls.weights_of(values), "engine": ENGINE}
     unsplit = StepPricer(layout_scenario(base, hardware={"chip": chip, "tensor_parallel": chips}))
@@ -103,7 +103,7 @@ def compute_own(_context: Context, values: Values) -> Shown:
 
 @lru_cache(maxsize=64)
 def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Json, ...]:
-    """Layouts of the atlas with their gains where any context fits; kept, as pricing them takes seconds."""
+    """Layouts of the atlas whose KV fits at some context, with their gains; cached, because pricing takes seconds."""
     levers = {"lambda": tolerance, "window_tokens": window, "speculation": None}
     layouts = [{"chip": chip, "model": m, "chips": n} | levers for m, n in product(ATLAS_MODELS, ATLAS_GROUPS)]
     priced = (case for one in layouts for case in atlas_gains([one], [batch]) if "gains" in case)
@@ -111,7 +111,7 @@ def _fitting(chip: str, batch: int, tolerance: float, window: int) -> tuple[Json
 
 
 def compute_atlas(_context: Context, values: Values) -> Shown:
-    """Every model of the atlas on the chosen chip, in groups of several sizes."""
+    """Figures of every model of the atlas on the chosen chip, in groups of several sizes."""
     chip, batch = values["chip"], values["batch"]
     fitting = _fitting(chip, batch, values["lambda"], values["window"])
     if not fitting:

@@ -1,4 +1,4 @@
-"""Capacity: the cheapest layout that holds an SLO at a load, its head-room, and how the load may grow."""
+"""Capacity page: the cheapest layout that meets an SLO at a load, its headroom, and the effect of load growth."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ON_LOG, ON_RATE = ("log", lambda log: log != NO_LOG), ("log", lambda log: log ==
 
 
 def plan_task(values: Values, served: ServedFolders) -> PlanTask:
-    """The plan that the controls ask for."""
+    """Task that computes the plan for the values of the controls."""
     chips, rate = tuple(values["chips"]), float(values["rate"]) if values["log"] == NO_LOG else None
     if rate is not None:
         workload = controls.poisson_workload(values, rate, SIMULATED_REQUESTS)
@@ -55,7 +55,7 @@ def plan_task(values: Values, served: ServedFolders) -> PlanTask:
 
 
 def chip_prices(text: str, chips: Sequence[str]) -> dict[str, float]:
-    """US dollars for an hour of some chips, as the field says them."""
+    """US dollars per chip-hour by chip, parsed from the text of the price control."""
     prices = {}
     for chip, price in PRICES.read_pairs(text).items():
         if chip not in chips:
@@ -75,7 +75,7 @@ def planned_result(context: Context, values: Values) -> tuple[Task, str]:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """Everything about the chosen plan."""
+    """Tables and figures of the chosen plan."""
     state = job_part(values.get("job"), "state")
     if not values["plan"]:
         return {"lead": remark("No plan yet: set the load and the SLO, and make one."), "basis": rests_on(None)}
@@ -103,7 +103,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def _state_note(state: str | None) -> Component:
-    """Note on a plan while another is being computed; None at other times."""
+    """Note that the shown plan is an old or first answer while a new plan is computed; None in other states."""
     words = {
         "running": "The old plan. The new one is being computed and takes its place.",
         FIRST: f"First answer, from the log's busiest {FIRST_ANSWER['requests']:,} requests; all of it follows.",

@@ -1,4 +1,4 @@
-"""Replay: predictions beside measured kernels, benchmark results and engine steps."""
+"""Replay page: predictions compared with measured kernels, benchmark results and engine steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_SERVED = ("view", lambda view: view == VIEWS[2])
 
 
 def devices_of(served: ServedFolders, trace: object) -> list[str]:
-    """Devices in a trace; none where it cannot be read, which its own view says."""
+    """Devices in a trace; empty if the trace cannot be read (the view of the trace shows the error)."""
     try:
         return replays.devices(served, str(trace or ""))
     except (ForerunError, OSError):
@@ -45,7 +45,7 @@ def known_devices(served: ServedFolders) -> list[str]:
 
 
 def made_here(page: str) -> Component:
-    """Heading of the controls of a replay that the page makes."""
+    """Heading of the controls for computing a new replay."""
     legend = f"What the file does not tell; at most {replays.MOST_RUNS} of its runs."
     parts = [dmc.Divider(label="Make another", mb="sm"), dmc.Text(legend, size="xs", className="muted")]
     return dmc.Box(parts, id=controls.control_id(page, "make"))
@@ -57,14 +57,14 @@ def button(page: str) -> Component:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """The errors on record, the replay of the chosen trace, or of the chosen benchmark results or steps."""
+    """The recorded errors, the replay of the chosen trace, or the replay of the chosen benchmark results or steps."""
     if values["view"] == VIEWS[2]:
         return compute_served(context, values)
     return compute_kernels(context, values) if values["view"] == VIEWS[1] else compute_record()
 
 
 def compute_record() -> Shown:
-    """Errors of predictions by predicted quantity, with the worst comparison of each by name."""
+    """Recorded errors of predictions by predicted quantity, with the name of the worst comparison of each quantity."""
     rows = replays.record()
     notes = [
         f"Scored by python -m validation all; the last on {max(row.date for row in rows)}.",
@@ -141,7 +141,7 @@ def make_replay(context: Context, values: Values) -> tuple[Task, str]:
 
 
 def replay_details(app: Dash, context: Context) -> None:
-    """The devices of the chosen trace, and the two boxes that are no controls."""
+    """Register callbacks for the devices of the chosen trace, and for showing the boxes of a new replay."""
 
     def devices_now(trace: str | None, before: str | None) -> tuple[list[str], str | None]:
         known = devices_of(context.served, trace)

@@ -1,4 +1,4 @@
-"""Roofline: the kernels of one prefill, decode and verify step, and measured kernels beside predicted ones."""
+"""Roofline page: predicted kernels of one prefill, decode and verify step, and measured kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_STEP_TOKENS = 16384
 
 
 class Priced(NamedTuple):
-    """A model on its chips, ready to price steps."""
+    """A model on its chips with a step timer."""
 
     timer: StepTimer
     chip: Chip
@@ -65,7 +65,7 @@ def phases(ready: Priced, batch: int, context: int, draft_tokens: int, prompt_to
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """Kernels of the three phases, with measured ones where a trace is chosen."""
+    """Kernels of the three phases, with measured kernels if a trace is chosen."""
     served = context.served
     dtype = controls.weights_of(values).get("weights_dtype")
     ready = priced_kernels(values["model"], served.chip(values["chip"]), int(values["tp"]), dtype)
@@ -87,7 +87,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def bounds_sentence(phase_kernels: dict[str, list[Kernel]], draft_tokens: int) -> str:
-    """Bound of most of each phase, and the cost of verifying over decoding, as a sentence."""
+    """Sentence with the main bound of each phase, and the time of a verify step relative to a decode step."""
     seconds = {phase: sum(kernel.step_s for kernel in kernels) for phase, kernels in phase_kernels.items()}
     parts = []
     for phase, kernels in phase_kernels.items():

@@ -1,4 +1,4 @@
-"""Runs: one run in all its figures, others compared with it, and scenarios uploaded by the user."""
+"""Runs page: all figures of one run, comparisons with other runs, and scenarios uploaded by the user."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from simulator.running.metrics.tables import more_run_tables, run_tables
 NAME = "runs"
 MOST_OTHERS = 17
 NEIGHBOURS = 24
-"""Requests shown around a chosen one."""
+"""Number of requests shown around a chosen request."""
 
 
 def buttons(page: str) -> Component:
-    """The report of the run, and a scenario of one's own."""
+    """Button that saves the report of the run, and upload of a user's scenario."""
     return dmc.Stack(
         [
             dmc.Button("Save the report", id={"kind": "report", "page": page}, variant="default", size="sm"),
@@ -43,7 +43,7 @@ def buttons(page: str) -> Component:
 
 
 def compute(context: Context, values: Values) -> Shown:
-    """Figures of the chosen run's summary; the other views read its records, which may take longer."""
+    """Figures of the chosen run's summary; further views read the run's records, which may take longer."""
     if not values["run"]:
         words = "There is no run here yet: forerun run SCENARIO --out DIR makes one, or upload a scenario."
         return {"lead": parts.remark(words), "notes": parts.rests_on(None)}
@@ -65,7 +65,7 @@ def compute_steps(context: Context, values: Values) -> Shown:
 
 
 def compute_requests(context: Context, values: Values) -> Shown:
-    """The requests of the chosen run: their latencies, and a few of them one by one."""
+    """Figures of the requests of the chosen run: latency distributions, and a few requests one by one."""
     if not values["run"]:
         return {}
     run = context.served.run(values["run"])
@@ -92,7 +92,7 @@ def compute_comparison(context: Context, values: Values) -> Shown:
 
 @lru_cache(maxsize=8)
 def _step_figures(run: RunFolder) -> dict[str, go.Figure]:
-    """Figures of the engine steps, which take seconds where there are millions of them."""
+    """Figures of the engine steps; reading millions of steps takes seconds."""
     spans = of_run.request_spans(run, of_run.BINS)
     if spans is None:
         return {}
@@ -132,7 +132,7 @@ def request_table(run: RunFolder, row: int) -> Table:
 
 
 def comparison_table(data: ComparisonData) -> Table:
-    """Every figure in every run, and the change of each later run from the first."""
+    """Table of every metric in every run, and the change of each later run from the first."""
     header = ["", data.names[0]]
     for name in data.names[1:]:
         header += [name, "change"]
@@ -146,7 +146,7 @@ def comparison_table(data: ComparisonData) -> Table:
 
 
 def run_details(app: Dash, context: Context) -> None:
-    """Uploads, what they leave, and the report of a run."""
+    """Register callbacks for uploads, for the selection of the finished run, and for saving the report of a run."""
 
     def take_upload(sent: dict[str, str] | None) -> tuple[object, object]:
         if not sent:

@@ -1,4 +1,4 @@
-"""Speculation: how many draft tokens pay at which batch and context, and the engine flags for them."""
+"""Speculation page: best number of draft tokens by batch and context, with the engine flags."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 LOADS = (4, 16, 64, 256)
 """Concurrent requests at which verification by confidence is simulated."""
 FIXED = (1, 3, 7)
-"""Numbers of draft tokens whose best is its rival; it proposes the last of them."""
+"""Fixed numbers of draft tokens whose best competes with verification by confidence, which drafts the last number."""
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 CURVE = "eagle3-llama-3.1-8b-mt-bench"
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(1, 20))
@@ -52,7 +52,7 @@ ALPHA = Number("alpha", "Rate of the first position", stops=ALPHAS, default=0.7,
 
 
 def speculation_scenario(values: Values) -> Json:
-    """The scenario that the controls describe, as plain data."""
+    """Scenario data for the values of the controls."""
     acceptance: Json = {"alpha": values["alpha"]}
     if values["curve"] != ONE_RATE:
         curve = load_curve(values["curve"])
@@ -62,7 +62,7 @@ def speculation_scenario(values: Values) -> Json:
 
 
 def compute(_context: Context, values: Values) -> Shown:
-    """The grid of the chosen drafter."""
+    """Tables and figures of the speedup grid of the chosen drafter."""
     batch = values["batch"]
     wanted = json.dumps(speculation_scenario(values), sort_keys=True), batch, values["prompt"], values["output"]
     grid = _grid(*wanted)
@@ -96,19 +96,19 @@ def compute(_context: Context, values: Values) -> Shown:
 
 
 def compute_acceptance(_context: Context, values: Values) -> Shown:
-    """Published curves of the method, which neither load nor hardware change."""
+    """Published acceptance curves of the method; they depend neither on load nor on hardware."""
     chosen = None if values["curve"] == ONE_RATE else values["curve"]
     names = [name for name in curve_names() if name == chosen or load_curve(name).method == values["method"]]
     return {"acceptance": acceptance_figure(acceptance_data(names, max(DRAFT_TOKENS), chosen)) if names else None}
 
 
 def has_confidence(method: Any) -> bool:
-    """True if a drafter knows how likely its tokens are: any but those that look text up."""
+    """True if a method's drafter has token probabilities: all drafters except those that look text up."""
     return not METHODS[method].looks_up
 
 
 def compute_adaptive(context: Context, values: Values) -> Shown:
-    """Verification by confidence and the best fixed K, simulated over the load."""
+    """Figure of verification by confidence and the best fixed K, simulated at several loads."""
     if not has_confidence(values["method"]):
         return {"adaptive": None}
     scenario = json.dumps(speculation_scenario(values), sort_keys=True)
@@ -123,12 +123,12 @@ def compute_adaptive(context: Context, values: Values) -> Shown:
 
 _SIMULATING = threading.Lock()
 _NEWEST: dict[str, tuple[object, ...]] = {}
-"""Latest request of each session."""
+"""Inputs of each session's latest request; older requests are dropped."""
 
 
 @lru_cache(maxsize=16)
 def _adaptive(*wanted: Any) -> AdaptiveData:
-    """Simulated in a process of its own, so that levers are answered meanwhile."""
+    """Simulate in a separate process, so that other controls of the page still react."""
     fixed, adaptive, basis = _process().submit(adaptive_throughput, LOADS, FIXED, *wanted).result()
     return AdaptiveData("workload.arrivals.max_concurrency", LOADS, fixed, adaptive, basis)
 
@@ -158,7 +158,7 @@ def grid_sentence(grid: SpeculationGrid) -> str:
 
 @lru_cache(maxsize=16)
 def at_batch_sentence(scenario: str, batch: int, prompt: int, output: int) -> str:
-    """The speed-up at the chosen batch with its 90 % interval, as ``forerun tune`` has it."""
+    """The speed-up at the chosen batch with its 90 % interval, as computed by ``forerun tune``."""
     lengths = {"workload.input_tokens": prompt, "workload.output_tokens": output}
     parsed = scenario_from(json.loads(scenario), "speculation").with_values(lengths)
     room = {"engine.max_num_seqs": max(batch, parsed.engine.max_num_seqs)}
@@ -168,12 +168,12 @@ def at_batch_sentence(scenario: str, batch: int, prompt: int, output: int) -> st
 
 
 def best_at(grid: SpeculationGrid, batch: int) -> int:
-    """The best number of draft tokens at one of the grid's batches; 0 if none pays."""
+    """Best number of draft tokens at one of the grid's batches; 0 if drafting does not pay."""
     return grid.best[grid.batches.index(batch)]
 
 
 def crossover_table(grid: SpeculationGrid) -> Table:
-    """The batch and load below which each number of draft tokens pays."""
+    """Table of the batch and load below which each number of draft tokens pays."""
     rows = []
     for k, length, at_batch, rate in zip(
         grid.draft_tokens, grid.acceptance_length, grid.crossover_batch, grid.crossover_rate, strict=True

@@ -1,4 +1,4 @@
-"""Start page: the question that each page answers, and a first answer."""
+"""Start page: the question that each page answers, and the default answer of the what-if page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dashboards.app.parts import area, figure_card, panel
 
 
 def compute(context: Context, _values: Values) -> Shown:
-    """The answer of the what-if page as it opens."""
+    """Answer of the what-if page for its default values."""
     values, _ = values_of(what_if.CONTROLS, None, context.served)
     shown = what_if.compute(context, values)
     title = f"For example: {values['model']} on one {values['chip']} at {values['rate']:g} req/s"
@@ -23,7 +23,7 @@ def compute(context: Context, _values: Values) -> Shown:
 
 
 def start_page(others: Sequence[Page]) -> Page:
-    """The page that leads to ``others``."""
+    """Start page with links to ``others``."""
     cards = [
         dcc.Link(panel(other.name, dmc.Text(other.says, size="sm")), href=f"/{other.path}", className="start-link")
         for other in others

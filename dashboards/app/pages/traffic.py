@@ -1,4 +1,4 @@
-"""Traffic: a log of requests, its arrivals and lengths, and the way from it to a capacity plan."""
+"""Traffic page: arrivals and lengths of a request log, and links from the log to a capacity plan."""
 
 from __future__ import annotations
 

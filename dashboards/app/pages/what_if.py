@@ -1,5 +1,5 @@
-"""The What-if page: sliders answered at once by the analytic model. A simulated run in the background refines the
-answer."""
+"""Page of what-if questions: the analytic model answers at every slider move. A simulated run in the background refines
+the answer."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RATES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
 REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16)
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(6, 20))
 LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
-"""Shares of the highest rate at which a curve is evaluated."""
+"""Request rates at which a curve is evaluated, as shares of the highest rate."""
 ANSWERED = "answered"
 FEW_REQUESTS = 256
-"""Requests simulated for the intervals of an analytic answer."""
+"""Number of requests simulated for the intervals of an analytic answer."""
 
 
 def draft_options(method: object) -> bool:
@@ -67,7 +67,7 @@ NAMES = tuple(control.name for control in CONTROLS)
 
 
 def what_if_scenario(values: Values) -> Json:
-    """The scenario that the controls describe, as plain data."""
+    """Scenario data for the values of the controls."""
     data = controls.deployment(values, workload=controls.poisson_workload(values, values["rate"], values["requests"]))
     data["hardware"]["replicas"] = values["replicas"]
     if draft_options(values["method"]):
@@ -104,7 +104,7 @@ def compute(context: Context, values: Values) -> Shown:
 
 
 def compute_tiles(context: Context, values: Values) -> Shown:
-    """The key figures with their 90 % intervals, for which a few requests are simulated."""
+    """Key figures with their 90 % intervals; the intervals come from a simulation of a few requests."""
     data = what_if_scenario(values)
     scenario, rate = scenario_from(data, "what-if"), float(values["rate"])
     answer = estimate(scenario)
@@ -116,14 +116,14 @@ def compute_tiles(context: Context, values: Values) -> Shown:
 
 @lru_cache(maxsize=64)
 def band_of_run(scenario: str) -> dict[str, tuple[float, float]]:
-    """Ends of the 90 % intervals of a run, given as JSON, over its figures."""
+    """90 % intervals of a scenario (JSON) by metric, as factors on the simulated value."""
     document = simulate(scenario_from(json.loads(scenario), "what-if"), intervals=True, full_step_rows=0).document
     figures = document["summary"]
     return {key: (low / figures[key], high / figures[key]) for key, (low, high) in document["intervals"].items()}
 
 
 def compute_load(context: Context, values: Values) -> Shown:
-    """The curves over the load, of the deployment that was answered last."""
+    """Curves over the load for the deployment of the latest answer."""
     if not values[ANSWERED]:
         return {}
     # What was answered comes back from the browser, which may say anything.
@@ -146,7 +146,7 @@ def compute_load(context: Context, values: Values) -> Shown:
 
 @lru_cache(maxsize=64)
 def latency_by_load(scenario: str) -> LoadFigure:
-    """The analytic means of a deployment, given as JSON without arrivals, up to close below its highest rate."""
+    """Analytic mean latencies and throughput of a deployment (JSON without arrivals) up to 98 % of its highest rate."""
     data = json.loads(scenario)
     data["workload"]["arrivals"] = {"process": "poisson", "request_rate": 1.0}
     parsed = scenario_from(data, "what-if")
@@ -165,7 +165,7 @@ def latency_by_load(scenario: str) -> LoadFigure:
 
 
 def simulated_runs(context: Context, scenario: Scenario) -> list[Json]:
-    """Documents of this session's runs of the same deployment and lengths, whatever their load and number."""
+    """Documents of this session's runs of the same deployment and lengths, at any load and number of requests."""
     wanted = _without_load(scenario_document(scenario))
     documents = []
     for path in sorted(context.served.session.glob(f"*/{SUMMARY_FILE}")):
@@ -176,7 +176,7 @@ def simulated_runs(context: Context, scenario: Scenario) -> list[Json]:
 
 
 def simulated_point(document: Json) -> SimulatedPoint:
-    """The means of a run, as in its ``summary.json``."""
+    """Means of a run, from its ``summary.json``."""
     summary = document["summary"]
     shown = ("mean_ttft_ms", "mean_tpot_ms", "output_throughput", "completed")
     return SimulatedPoint(_rate(document), *(summary[name] for name in shown))
@@ -192,7 +192,7 @@ def estimate_sentence(answer: Estimate, rate: float) -> str:
 
 
 def make_run(_context: Context, values: Values) -> tuple[Task, str]:
-    """The simulated run of what the controls say."""
+    """Task that simulates the scenario of the controls, and a name for its run."""
     data = what_if_scenario(values)
     name = f"{data['model']} on {data['hardware']['chip']} at {values['rate']:g}"
     return RunTask(checked_size(scenario_from(data, "what-if"), "what-if")), name
@@ -213,7 +213,7 @@ def _rate(document: Json) -> float:
 
 
 def _tiles(answer: Estimate, run: Json | None, ends: Mapping[str, tuple[float, float]]) -> list[Tile]:
-    """Key figures: each with the interval of its simulated run, else with that of a run of few requests."""
+    """Key figures, each with the interval of its simulated run, else with the interval of a run of few requests."""
     summary = run["summary"] if run is not None else {}
 
     def detail(key: str, value: float | None) -> str:
