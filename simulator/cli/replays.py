@@ -90,7 +90,7 @@ def kernels(
     from hwprofiles import KernelLibrary, load_chip
     from hwprofiles.library import CORRECTED
     from simulator.replay import exceeded, parse_limit, parse_split, replay_kernels
-    from simulator.replay.kernels import trace_library
+    from simulator.replay.kernels import kernels_by_time, kernels_by_time_table, trace_library
     from traces.kernels import concatenate, read_kernels
 
     limits = [parse_limit(text) for text in fail_above or []]
@@ -101,6 +101,16 @@ def kernels(
         if residual and not chosen.reading(True).corrections:
             raise ForerunError(f"--residual: {chip} has no learned correction (forerun calibrate writes one)")
         table = concatenate([read_kernels(file, format, device=device) for file in files])
+        if table.ops == ("other",):
+            for option, value in {"fail-above": fail_above, "split": split, "where": where, "out": out}.items():
+                if value:
+                    raise ForerunError(f"--{option}: no kernel of {table.source} has a shape: nothing is scored")
+            document = kernels_by_time(table)
+            unscored = "note: names and times alone, no shapes: nothing to predict, and nothing is scored"
+            if table.format == "vllm-layerwise" and files[0].endswith(".csv"):
+                unscored += "; rows of layers contain those of their kernels (the profiler's JSON has both separately)"
+            emit(document, json_file, [kernels_by_time_table(document), unscored])
+            return 0
         chosen = KernelLibrary(chosen.chip, trace_library(table, library), corrected=on)
         report = replay_kernels(table, chosen, held_out, where or [])
         show(report, json_file, out, full=full)

@@ -13,7 +13,7 @@ import numpy as np
 
 from forerun.arrays import BoolArray
 from forerun.errors import ForerunError, warn_renamed
-from forerun.tables import Table
+from forerun.tables import Table, number, percent
 from hwprofiles import BASES, Chip, KernelLibrary
 from hwprofiles.choice import PORTABLE
 from simulator.replay.evidence import apply_evidence
@@ -22,7 +22,7 @@ from simulator.replay.replay_tables import Replay, cold_words, kernel_replay_tab
 from simulator.replay.scores import ALL, Score, all_scores, dtype_labels, overall_score
 from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import Split, training_rows
-from traces.kernels import OLD_COLUMNS, OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table
+from traces.kernels import OLD_COLUMNS, OPS, SIZES, WORDS, KernelFiles, KernelTable, as_table, kernel_class
 
 WORST_ROWS = 20
 TRAINING = "part of the training split"
@@ -89,6 +89,35 @@ class ReplayReport(Replay):
         """Scores by the group names of ``--fail-above``: ``all``, and every operation, also by format."""
         whole = [(ALL, "overall", self.overall)]
         return whole + [(g.op, f"{g.op} {g.dtype}", g) for g in self.groups if g.regime == "all"]
+
+
+def kernels_by_time(table: KernelTable) -> dict[str, Any]:
+    """Total time of kernels by name, the longest first, as plain data."""
+    calls, totals = Counter[str](), dict[str, float]()
+    for name, seconds, count in zip(table.word("name").texts(), table.measured_s, table.count, strict=True):
+        calls[name] += max(1, int(count))
+        totals[name] = totals.get(name, 0.0) + float(seconds) * max(1, int(count))
+    whole_s = sum(totals.values())
+    rows = [
+        {
+            "name": name,
+            "kind": kernel_class(name),
+            "calls": calls[name],
+            "total_ms": 1e3 * total,
+            "share": total / whole_s,
+        }
+        for name, total in sorted(totals.items(), key=lambda one: -one[1])
+    ]
+    return {"source": table.source, "format": table.format, "skipped": dict(table.skipped), "kernels": rows}
+
+
+def kernels_by_time_table(document: dict[str, Any]) -> Table:
+    """Table of ``kernels_by_time``."""
+    rows = [
+        [row["name"][:100], row["kind"], f"{row['calls']:,}", number(row["total_ms"], 4), percent(row["share"])]
+        for row in document["kernels"]
+    ]
+    return Table("Kernels by time", ("name", "kind", "calls", "total (ms)", "share"), rows, shown=30)
 
 
 def replay_kernels(

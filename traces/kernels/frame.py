@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -143,18 +143,19 @@ class Frame(NamedTuple):
         return None
 
 
-def read_frame(path: Path, skip_lines: int = 0) -> Frame:
+def read_frame(path: Path, skip_lines: int = 0, footer: bool = False) -> Frame:
     """Read a Parquet file, or a CSV file with a header (``.gz`` or plain).
 
     Args:
         path: the file.
         skip_lines: lines of a CSV file before its header.
+        footer: skip lines of a program's own output among the rows.
 
     Raises:
         TraceError: missing, empty, damaged or cut short, or without rows.
     """
     try:
-        table = parquet_table(path) if is_parquet(path) else _read_csv(path, skip_lines)
+        table = parquet_table(path) if is_parquet(path) else _read_csv(path, skip_lines, footer)
         table = table.rename_columns([name.strip("\ufeff") for name in table.column_names])
     except UnicodeDecodeError:
         raise TraceError(f"{path}: the header holds bytes that are not UTF-8 text; save the file as UTF-8") from None
@@ -163,7 +164,12 @@ def read_frame(path: Path, skip_lines: int = 0) -> Frame:
     return Frame(path, table, Counter())
 
 
-def _read_csv(path: Path, skip_lines: int) -> pa.Table:
+def _text_between(row: pacsv.InvalidRow) -> Literal["skip", "error"]:
+    """Skip a line that a program printed among the rows of a profiler."""
+    return "skip" if row.actual_columns == 1 or row.text.startswith("==") else "error"
+
+
+def _read_csv(path: Path, skip_lines: int, footer: bool) -> pa.Table:
     if not head(path).strip():
         raise TraceError(f"{path}: the file is empty")
     data = io.BytesIO(unpacked_bytes(path))
@@ -172,5 +178,7 @@ def _read_csv(path: Path, skip_lines: int) -> pa.Table:
             data,
             read_options=pacsv.ReadOptions(skip_rows=skip_lines),
             convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
-            parse_options=pacsv.ParseOptions(newlines_in_values=True),
+            parse_options=pacsv.ParseOptions(
+                newlines_in_values=True, invalid_row_handler=_text_between if footer else None
+            ),
         )

@@ -1,29 +1,56 @@
-"""Nsight Systems: kernels by name from a ``cuda_gpu_trace`` CSV or an exported SQLite file; times are nanoseconds."""
+"""Kernels with names and times alone: Nsight Systems, Nsight Compute, rocprof, vLLM's layerwise profile."""
 
 from __future__ import annotations
 
+import csv
+import re
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from forerun.arrays import FloatArray
-from traces.errors import TraceError
-from traces.fields import SECONDS
-from traces.files import head
-from traces.kernels.frame import read_frame
-from traces.kernels.table import KernelTable, Words, make_table, words
+from forerun.yaml_files import packaged
+from traces.errors import TraceError, shown
+from traces.fields import SECONDS, Record, number_of, object_at, objects_at
+from traces.files import head, load_document
+from traces.kernels.frame import Frame, read_frame
+from traces.kernels.table import KernelTable, Words, make_table, whole, words
 
 FORMAT = "nsys"
 NO_NAME = "kernel without a name"
+OTHER_METRIC = "metric that is no duration"
+DURATIONS = ("gpu__time_duration.sum", "Duration")
+"""Metrics of Nsight Compute that are a kernel's time."""
+LAYERWISE = "vllm-layerwise"
+_RULES: list[dict[str, str]] = packaged("traces.kernels", "formats.yaml")["by-name"]
+_ROLES = ("name", "with", "time", "total", "calls", "metric", "unit", "begin", "end")
 
 
-def header_line(start: bytes) -> int | None:
-    """Number of lines before the header of a ``cuda_gpu_trace`` CSV; None if there is no such header."""
-    for number, line in enumerate(start.decode("utf-8", "replace").splitlines()[:200]):
-        if line.lstrip('"').startswith("Start (") and "Duration (" in line:
-            return number
+class Header(dict[str, str]):
+    """Columns of a table of kernels by role, of the ``format`` whose header stands after ``before`` lines."""
+
+    def __init__(self, columns: Mapping[str, str], format: str, before: int, unit: str) -> None:
+        super().__init__(columns)
+        self.format, self.before, self.unit = format, before, unit
+
+
+def header_of(start: bytes) -> Header | None:
+    """Header of a table of kernels by name, after the lines that a profiler prints first; None without one."""
+    for before, line in enumerate(start.decode("utf-8-sig", "replace").splitlines()[:2000]):
+        cells = [cell.strip() for cell in next(csv.reader([line]), [])] if "," in line else []
+        for rule in _RULES if len(cells) > 1 else ():
+            matches = {
+                role: next((match for cell in cells if (match := re.fullmatch(rule[role], cell))), None)
+                for role in _ROLES
+                if role in rule
+            }
+            if all(matches.values()):
+                columns = {role: match[0] for role, match in matches.items() if match}
+                units = [match[1] for role, match in matches.items() if match and match.groups() and role != "with"]
+                return Header(columns, rule["format"], before, (units or ["ns"])[0].lower())
     return None
 
 
@@ -31,20 +58,78 @@ def read_nsys(path: Path) -> KernelTable:
     """Kernels, copies and fills of a CSV or SQLite export."""
     if head(path, 16).startswith(b"SQLite format 3"):
         return _read_sqlite(path)
-    return _read_csv(path)
-
-
-def _read_csv(path: Path) -> KernelTable:
-    before = header_line(head(path))
-    if before is None:
+    header = header_of(head(path))
+    if header is None:
         raise TraceError(
-            f"{path}: no header 'Start (ns),Duration (ns),...'; nsys stats --report cuda_gpu_trace --format csv"
+            f"{path}: no header with the name and the time of kernels; nsys stats --report cuda_gpu_trace --format csv"
         )
-    frame = read_frame(path, before)
-    for unit, seconds in SECONDS.items():
-        if frame.has(f"Duration ({unit})"):
-            return _table(path, frame.floats(f"Duration ({unit})") * seconds, frame.texts("Name"))
-    raise TraceError(f"{path}: no column 'Duration (ns)' (columns: {frame.listed})")
+    frame = read_frame(path, header.before, footer=True)
+    if "metric" in header:
+        frame = frame.drop(~frame.texts(header["metric"]).matching(DURATIONS.__contains__), OTHER_METRIC)
+    count = None
+    if "begin" in header:
+        seconds = (frame.floats(header["end"]) - frame.floats(header["begin"])) * SECONDS["ns"]
+    elif "total" in header:
+        count = whole(_numbers(frame, header["calls"]))
+        seconds = _numbers(frame, header["total"]) / np.maximum(count, 1) * SECONDS[header.unit]
+    else:
+        frame, factors = _units(frame, header)
+        seconds = _numbers(frame, header["time"]) * factors
+    texts: dict[str, str | Words] = {"name": frame.texts(header["name"])}
+    return frame.kernels(seconds, "other", {}, texts, header.format, None, count)
+
+
+def _units(frame: Frame, header: Header) -> tuple[Frame, FloatArray]:
+    """Rows of values, and the seconds of each unit, from a column, the row below the header or the name."""
+    if "unit" in header:
+        names = frame.texts(header["unit"])
+        return frame, np.array([_unit(frame, name) for name in names.names])[names.codes]
+    first = frame.texts(header["time"])
+    word = first.names[first.codes[0]] if frame.rows else ""
+    if word.isalpha():
+        rest = frame._replace(table=frame.table.slice(1))
+        return rest, np.full(rest.rows, _unit(frame, word))
+    return frame, np.full(frame.rows, SECONDS[header.unit])
+
+
+def _unit(frame: Frame, word: str) -> float:
+    """Seconds of a unit such as ``usecond``, ``us`` or ``second``."""
+    short = word.replace("second", "s")
+    if short not in SECONDS:
+        raise TraceError(f"{frame.path}: {shown(word)} is no unit of time")
+    return SECONDS[short]
+
+
+def _numbers(frame: Frame, name: str) -> FloatArray:
+    """A number column, perhaps with commas between thousands."""
+    column = frame.texts(name)
+    try:
+        return np.array([float(text.replace(",", "") or "nan") for text in column.names])[column.codes]
+    except ValueError:
+        return frame.floats(name)
+
+
+def summaries_of(document: object) -> list[Record]:
+    """Trees of a vLLM layerwise profile: of the document itself, or of each phase (prefill, decode)."""
+    phases = [document, *document.values()] if isinstance(document, Mapping) else []
+    return [tree for phase in phases for tree in objects_at(phase, "summary_stats")]
+
+
+def read_layerwise(path: Path) -> KernelTable:
+    """Kernels of vLLM's layerwise profile: the leaves of its trees, whose other nodes are layers."""
+    nodes, leaves = summaries_of(load_document(path)), list[tuple[str, float, int]]()
+    if not nodes:
+        raise TraceError(f"{path}: no summary_stats, as vllm.profiler.layerwise_profile writes them")
+    while nodes:
+        node = nodes.pop()
+        nodes += objects_at(node, "children")
+        entry = object_at(node, "entry")
+        calls, total = (number_of(entry.get(name)) for name in ("invocations", "cuda_time_us"))
+        if calls and total and not objects_at(node, "children"):
+            leaves.append((str(entry.get("name", NO_NAME))[:200], total / calls * SECONDS["us"], int(calls)))
+    texts = {"name": words([name for name, _, _ in leaves])}
+    seconds, counts = np.array([one[1] for one in leaves]), np.array([one[2] for one in leaves])
+    return make_table(seconds, "other", {}, texts, str(path), LAYERWISE, None, counts)
 
 
 def _read_sqlite(path: Path) -> KernelTable:

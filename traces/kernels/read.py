@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError, did_you_mean
-from traces.files import head, is_parquet
+from traces.files import head, is_parquet, visible_keys
 from traces.kernels import aiconfigurator, llmservingsim, nsys, torch_profiler, tt_metal, vidur
 from traces.kernels.canonical import is_canonical, read_canonical
 from traces.kernels.frame import Frame, read_frame
@@ -30,7 +30,8 @@ _FRAMES: dict[str, tuple[Recogniser, FrameReader]] = {
 }
 _FILES: dict[str, Callable[[Path], KernelTable]] = {
     "torch-profiler": torch_profiler.read_torch_profiler,
-    "nsys": nsys.read_nsys,
+    **dict.fromkeys(("nsys", "ncu", "rocprof"), nsys.read_nsys),
+    "vllm-layerwise": nsys.read_layerwise,
 }
 KERNEL_FORMATS = [*_FRAMES, *_FILES]
 """Formats that ``read_kernels`` reads."""
@@ -121,8 +122,9 @@ def _opened(path: Path) -> tuple[str, Frame | None]:
         return "nsys", None
     if not is_parquet(path):
         if start.lstrip()[:1] in (b"{", b"["):
-            return "torch-profiler", None
-        if nsys.header_line(start) is not None:
+            keys = visible_keys(start.decode(errors="replace"))
+            return "vllm-layerwise" if "summary_stats" in keys and "traceEvents" not in keys else "torch-profiler", None
+        if nsys.header_of(start) is not None:
             return "nsys", None
     frame = read_frame(path)
     kind = recognise_columns(frame.names)

@@ -260,3 +260,23 @@ def test_uneven_routing_has_no_lower_bound_of_bytes():
     balanced, uneven = predict_table(rows, LIBRARY).bytes
     assert balanced > 0
     assert uneven == 0
+
+
+def test_kernels_without_shapes_are_listed_by_time(tmp_path, forerun):
+    """Sums of Nsight Systems behind its preamble: nothing is scored, and no option that scores is taken."""
+    path = tmp_path / "sums.csv"
+    path.write_text(
+        "Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...\nTotal Time (ns),Instances,Name\n"
+        "1000000,4,ncclDevKernel_AllReduce\n3000000,2,nvjet_gemm\n"
+    )
+    command = ("replay kernels", path, "--chip", "h100-sxm")
+    rows = forerun(*command, "--json", "-").document["kernels"]
+    assert [(row["name"], row["kind"], row["calls"]) for row in rows] == [
+        ("nvjet_gemm", "GEMM", 2), ("ncclDevKernel_AllReduce", "collective", 4),
+    ]  # fmt: skip
+    assert [row["share"] for row in rows] == [0.75, 0.25]
+    assert [row["total_ms"] for row in rows] == [3.0, 1.0]
+    assert "nothing is scored" in forerun(*command).out
+    refused = forerun(*command, "--fail-above", "mape=5")
+    assert refused.code == 2
+    assert "no kernel of" in refused.err

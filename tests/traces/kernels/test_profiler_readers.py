@@ -95,6 +95,73 @@ def test_nsys_csv_is_detected_behind_its_preamble(tmp_path):
     assert table.row(0) == {"op": "other", "name": "gemm<1, 2>"}
 
 
+NCU = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+BY_NAME = {
+    "ncu": f"""==PROF== Connected to process 7
+the program's own words, and more
+{NCU}
+"0","gemm<1, 2>","gpu__time_duration.sum","usecond","1,171.20"
+"0","gemm<1, 2>","dram__bytes.sum","Mbyte","92.10"
+==PROF== Disconnected from process 7
+"1","flash","gpu__time_duration.sum","nsecond","63"
+""",
+    "ncu, a column a metric": """"ID","Kernel Name","gpu__time_duration.sum"
+"","","usecond"
+"0","gemm<1, 2>","1,171.20"
+"1","flash","0.063"
+""",
+    "nsys sums": """Generating SQLite file report.sqlite from report.nsys-rep
+Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
+
+Time (%),Total Time (ns),Instances,Avg (ns),Name
+50.0,2342400,2,1171200,"gemm<1, 2>"
+20.0,63,1,63,flash
+""",
+    "nsys sums of older releases": """Time(%),Total Time (us),Calls,Average,Name
+50.0,2342.4,2,1171200,"gemm<1, 2>"
+20.0,0.063,1,63,flash
+""",
+    "rocprof sums": """"Name","Calls","TotalDurationNs","AverageNs"
+"gemm<1, 2>",2,2342400,1171200
+"flash",1,63,63
+""",
+    "rocprof": """"Kernel_Name","Start_Timestamp","End_Timestamp"
+"gemm<1, 2>",1000,1172200
+"flash",2000000,2000063
+""",
+    "vllm-layerwise": """name,cuda_time_us,pct_cuda_time,invocations
+"gemm<1, 2>",2342.4,99,2
+flash,0.063,1,1
+""",
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_tables_of_kernels_by_name(tmp_path, name, ends):
+    path = tmp_path / "kernels.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + BY_NAME[name].replace("\n", ends).encode())
+    table = read_kernels(path)
+    assert table.format == name.split(",")[0].split(" ")[0]
+    assert table.word("name").texts().tolist() == ["gemm<1, 2>", "flash"]
+    assert table.measured_s.tolist() == pytest.approx([1.1712e-3, 6.3e-8])
+    assert table.count.tolist() == ([2, 1] if "sums" in name or "layerwise" in name else [0, 0])
+
+
+def test_leaves_of_a_layerwise_profile_are_its_kernels(tmp_path):
+    leaves = [
+        {"entry": {"name": name, "cuda_time_us": total, "invocations": calls}, "children": []}
+        for name, total, calls in (("gemm", 60, 3), ("flash", 40.0, 1))
+    ]
+    tree = {"entry": {"name": "Model", "cuda_time_us": 100, "invocations": 1}, "children": leaves}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"context": {}, "prefill": {"metadata": {}, "summary_stats": [tree]}}))
+    table = read_kernels(path)
+    assert table.format == "vllm-layerwise"
+    by_name = dict(zip(table.word("name").texts(), zip(table.measured_s, table.count, strict=True), strict=True))
+    assert by_name == {"gemm": (pytest.approx(2e-5), 3), "flash": (pytest.approx(4e-5), 1)}
+
+
 def test_nsys_sqlite_joins_names(tmp_path):
     path = tmp_path / "report.sqlite"
     with sqlite3.connect(path) as database:
@@ -156,3 +223,47 @@ def test_tt_metal_takes_logical_shapes_and_the_slowest_chip(tmp_path):
 )
 def test_kernels_are_reported_by_name(name, kind):
     assert kernel_class(name) == kind
+
+
+def tt_tensors(tmp_path, rows):
+    """An ops_perf file with rows of (code, attributes, tensors), a tensor being (axes, format, memory)."""
+    tensors = ("INPUT_0", "INPUT_1", "OUTPUT_0")
+    columns = ["OP CODE", "OP TYPE", "ATTRIBUTES", "DEVICE FW DURATION [ns]"]
+    columns += [f"{one}_{axis}_PAD[LOGICAL]" for one in tensors for axis in "WZYX"]
+    columns += [f"{one}_{field}" for one in tensors for field in ("DATATYPE", "MEMORY")]
+    lines = [",".join(columns)]
+    for code, attributes, given in rows:
+        axes = [f"{size}[{size}]" for one in given for size in one[0]]
+        lines.append(
+            ",".join([code, "tt_dnn_device", attributes, "5000", *axes, *(text for one in given for text in one[1:])])
+        )
+    path = tmp_path / "ops_perf_results.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return read_kernels(path)
+
+
+def test_tt_metal_rows_have_the_shapes_of_their_tensors(tmp_path):
+    """Norms by the bytes in DRAM, collectives by their tensors, causal attention; the rest has none."""
+    dram, on_chip, none = ("BFLOAT16", "DEV_0_DRAM_INTERLEAVED"), ("BFLOAT16", "DEV_0_L1_INTERLEAVED"), ("", "")
+    hidden, absent = (1, 1, 32, 1024), ((0, 0, 0, 0), *none)
+    query, keys = (2, 8, 128, 64), (2, 2, 128, 64)
+    table = tt_tensors(tmp_path, [
+        ("LayerNormDeviceOperation", "", [(hidden, *dram), ((1, 1, 1, 1024), *dram), (hidden, *on_chip)]),
+        ("RMSNorm", "", [(hidden, *on_chip), absent, (hidden, *on_chip)]),
+        ("AllGatherAsync", "", [(hidden, *dram), absent, ((1, 1, 32, 8192), *dram)]),
+        ("ReduceScatterAsync", "", [((1, 1, 32, 4096), *dram), absent, (hidden, *dram)]),
+        ("ScaledDotProductAttention", "is_causal=true", [(query, *dram), (keys, *dram), (query, *dram)]),
+        ("ScaledDotProductAttention", "is_causal=false", [(query, *dram), (keys, *dram), (query, *dram)]),
+        ("ScaledDotProductAttentionDecode", "is_causal=true", [(query, *dram), (keys, *dram), (query, *dram)]),
+        ("Matmul", "", [(hidden, *dram), ((1, 32, 1024, 64), "BFLOAT8_B", dram[1]), (hidden, *dram)]),
+    ])  # fmt: skip
+    ops = table.word("op").texts().tolist()
+    assert ops == [
+        "elementwise", "other", "all_gather", "reduce_scatter", "attention_prefill", "other", "other",
+    ]  # fmt: skip
+    assert table.row(0)["bytes_moved"] == 2 * (32 * 1024 + 1024)
+    assert [table.row(row)["message_bytes"] for row in (2, 3)] == [2 * 32 * 8192, 2 * 32 * 4096]
+    assert [table.row(row)["world_size"] for row in (2, 3)] == [8, 4]
+    sizes = [table.row(4)[name] for name in ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim")]
+    assert sizes == [2, 128, 128, 8, 2, 64]
+    assert table.skipped == {"batched matrix product, which no prediction covers": 1}
