@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
@@ -65,6 +65,7 @@ _LLAMA = re.compile(
     rf"draftacceptance=[\d.]+\({_WHOLE}accepted/{_WHOLE}generated\),meanacceptancelength={_NUMBER},"
     rf"acceptancerateperposition=\({_LIST}\)"
 )
+_LLAMA_STATISTICS = re.compile(rf"#gendrafts={_WHOLE},#accdrafts={_WHOLE},#gentokens={_WHOLE},#acctokens={_WHOLE}")
 _TRTLLM = re.compile(
     rf"numDraftTokens[\"']?:{_WHOLE},[\"']?numAcceptedTokens[\"']?:{_WHOLE},"
     rf"[\"']?numRequestsWithDraftTokens[\"']?:{_WHOLE}"
@@ -180,8 +181,9 @@ def _records(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
     vllm, sglang, samples = _VllmLines(source, "vllm-log"), _SglangLines(source), _Counters(source)
-    old, histograms, llama, trtllm = (
-        _Tally(source, name) for name in ("vllm-log", "sglang-histogram", "llama-server", "trtllm-stats")
+    old, histograms, llama, totals, trtllm = (
+        _Tally(source, name)
+        for name in ("vllm-log", "sglang-histogram", "llama-server", "llama-server", "trtllm-stats")
     )
     for number, record in _records(lines):
         text = "".join(record.split())
@@ -196,6 +198,10 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
             accepted, length = int(match[1]), float(match[3])
             drafts = accepted / sum(shares) if sum(shares) > 0 else accepted / max(length - 1.0, 1e-9)
             llama.add(drafts or int(match[2]) / len(shares), int(match[2]), accepted, shares, number)
+        elif match := _LLAMA_STATISTICS.search(text):  # counts since the start of the server
+            drafts, _, drafted, accepted = map(int, match.groups())
+            totals = _Tally(source, "llama-server")
+            totals.add(drafts, drafted, accepted, None, number)
         elif "acceptlen:" in text or "speculative_num" in text:
             sglang.add(text)
         elif record.startswith("vllm:spec_decode_num_"):
@@ -209,9 +215,12 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
             beyond = [sum(steps[depth:]) for depth in range(len(steps))]
             shares = [count / max(1, beyond[0]) for count in beyond[1:]]
             histograms.add(beyond[0], beyond[0] * len(shares), sum(beyond[1:]), shares, number)
-    for reader in (vllm, samples, histograms, sglang, llama, trtllm, old):
+    for reader in (vllm, vllm.uncounted, samples, histograms, sglang, llama, totals, trtllm, old):
         if reader.records:
-            return _checked(reader.result())
+            log = _checked(reader.result())
+            if reader is vllm.uncounted:
+                return replace(log, num_drafts=None, draft_tokens=None, accepted_tokens=None)
+            return log
     if vllm.incomplete is not None:
         raise ForerunError(
             f"{source}:{vllm.incomplete}: its SpecDecoding line lacks 'Accepted: N tokens' or 'Drafted: N tokens'"
@@ -269,18 +278,24 @@ class _Tally:
 class _VllmLines(_Tally):
     """vLLM's periodic log lines, each about the time since the line before it."""
 
-    incomplete: int | None = None
-    """First line that counts no tokens."""
+    def __init__(self, source: str, format: str) -> None:
+        super().__init__(source, format)
+        self.incomplete: int | None = None
+        """First line that counts no tokens."""
+        self.uncounted = _Tally(source, format)
+        """Lines that count no tokens but have rates, which weigh alike."""
 
     def read(self, line: str, number: int) -> None:
         """Add a line, without its blanks."""
         text = line.partition("SpecDecodingmetrics:")[2]
         accepted, drafted = _VLLM_ACCEPTED.search(text), _VLLM_DRAFTED.search(text)
-        if accepted is None or drafted is None:
-            self.incomplete = self.incomplete or number
-            return
         rates, length = _VLLM_RATES.search(text), _VLLM_LENGTH.search(text)
         shares = [float(rate) for rate in rates[1].split(",")] if rates else None
+        if accepted is None or drafted is None:
+            self.incomplete = self.incomplete or number
+            if shares is not None:
+                self.uncounted.add(1.0, len(shares), sum(shares), shares, number)
+            return
         drafts = _drafts_of_line(float(accepted[1]), float(drafted[1]), shares, length)
         if drafts is not None:
             self.add(drafts, float(drafted[1]), float(accepted[1]), shares, number)

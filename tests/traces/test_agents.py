@@ -257,6 +257,8 @@ OTHER_TRACERS = {
     "flat columns": {"context.trace_id": "t", "context.span_id": "b", "start_time": 1784000000000,
                      "end_time": 1784000002000, "attributes.llm.token_count.prompt": 20,
                      "attributes.llm.token_count.completion": 3},
+    "log records": {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "1784000000000000000",
+        "attributes": nested("", "", "", (20, 3))["attributes"]}]}]}]},
     "langfuse": {"data": [LANGFUSE | {"usage": {"input": 20, "output": 3, "total": 23}}, LANGFUSE | {
         "id": "a", "type": "SPAN", "parentObservationId": None, "usageDetails": {}}]},
     "langfuse with kinds of tokens": {"id": "t", "observations": [LANGFUSE | {"usageDetails": {
@@ -275,7 +277,7 @@ def test_spans_of_every_tracer(tmp_path, name, indent):
     file.write_text("\n".join(json.dumps(one, indent=indent) for one in copies))
     table = read_requests(file)
     assert (table.format, table.input_tokens.tolist(), table.output_tokens.tolist()) == ("otel", [20], [3])
-    if name != "tempo":
+    if name not in ("tempo", "log records"):
         assert table.measured_e2e_s.tolist() == pytest.approx([2.0])
     if "langfuse" in name:
         assert table.measured_ttft_s.tolist() == pytest.approx([0.5])

@@ -25,6 +25,7 @@ OTHER_METRIC = "metric that is no duration"
 DURATIONS = ("gpu__time_duration.sum", "Duration")
 """Metrics of Nsight Compute that are a kernel's time."""
 LAYERWISE = "vllm-layerwise"
+_EUROPEAN = re.compile(r"\d\.\d{3}\.\d{3}|\d\.\d{3},\d|^\d+,(?:\d{1,2}|\d{4,})$")
 _RULES: list[dict[str, str]] = packaged("traces.kernels", "formats.yaml")["by-name"]
 _ROLES = ("name", "with", "time", "total", "calls", "metric", "unit", "begin", "end")
 
@@ -64,6 +65,7 @@ def read_nsys(path: Path) -> KernelTable:
             f"{path}: no header with the name and the time of kernels; nsys stats --report cuda_gpu_trace --format csv"
         )
     frame = read_frame(path, header.before, footer=True)
+    european = any(_EUROPEAN.search(text) for text in frame.texts(header["time"]).names) if "metric" in header else None
     if "metric" in header:
         frame = frame.drop(~frame.texts(header["metric"]).matching(DURATIONS.__contains__), OTHER_METRIC)
     count = None
@@ -74,7 +76,7 @@ def read_nsys(path: Path) -> KernelTable:
         seconds = _numbers(frame, header["total"]) / np.maximum(count, 1) * SECONDS[header.unit]
     else:
         frame, factors = _units(frame, header)
-        seconds = _numbers(frame, header["time"]) * factors
+        seconds = _numbers(frame, header["time"], european) * factors
     texts: dict[str, str | Words] = {"name": frame.texts(header["name"])}
     return frame.kernels(seconds, "other", {}, texts, header.format, None, count)
 
@@ -100,11 +102,14 @@ def _unit(frame: Frame, word: str) -> float:
     return SECONDS[short]
 
 
-def _numbers(frame: Frame, name: str) -> FloatArray:
-    """A number column, perhaps with commas between thousands."""
+def _numbers(frame: Frame, name: str, european: bool | None = None) -> FloatArray:
+    """A number column, perhaps with commas between thousands, or with points and decimal commas as in Europe."""
     column = frame.texts(name)
+    european = any(_EUROPEAN.search(text) for text in column.names) if european is None else european
+    thousands, decimal = (".", ",") if european else (",", ".")
     try:
-        return np.array([float(text.replace(",", "") or "nan") for text in column.names])[column.codes]
+        numbers = [text.replace(thousands, "").replace(decimal, ".") for text in column.names]
+        return np.array([float(text or "nan") for text in numbers])[column.codes]
     except ValueError:
         return frame.floats(name)
 

@@ -64,6 +64,8 @@ def _span(raw: Record) -> TracedSpan | None:
         moment_of(flat.get(f"{side}timeunixnano"), 1e-9) or moment_of(flat.get(f"{side}time"))
         for side in ("start", "end")
     )
+    if began is None:  # a log record has one time
+        began = ended = moment_of(flat.get("timeunixnano"), 1e-9)
     if began is None or not (
         flat.keys() & set(_NAMES["span_fields"]) or any(key.startswith("attributes.") for key in raw)
     ):
@@ -117,7 +119,7 @@ def requests_of(spans: Iterable[TracedSpan]) -> tuple[Records, int]:
                 outer.add(key)
         if span.key[0] and str(span.parent or "").strip("0") and (span.key[0], span.parent) not in by_id:
             cut.setdefault(span.key[0], []).append(first)
-    for key in sorted(rows.keys() - outer, key=lambda one: rows[one]["e2el"]) if cut else ():
+    for key in sorted(rows.keys() - outer, key=lambda one: rows[one]["e2el"] or 0.0) if cut else ():
         span = by_id[key]
         agent = span.operation in AGENT_OPERATIONS
         if not agent and str(span.parent or "").strip("0"):
@@ -155,7 +157,7 @@ def _request_of(span: TracedSpan) -> dict[str, Any] | None:
         request["ttft"] = max(0.0, first - span.began)
     if not request["prompt"] or not request["output"]:
         return None
-    e2el = span.ended - span.began if request["e2el"] is None else request["e2el"]
+    e2el = (span.ended - span.began or None) if request["e2el"] is None else request["e2el"]
     return request | {"began": span.began, "e2el": e2el, "trace": span.key[0]}
 
 
@@ -216,7 +218,9 @@ def _linked(path: Path, records: Records, where: str, note: str) -> Iterator[Raw
         if record["trace"]:
             by_trace.setdefault(record["trace"], []).append(number)
     for members in by_trace.values():
-        spans_s = [(round(r["began"], 6), round(r["began"] + r["e2el"], 6)) for r in map(records.__getitem__, members)]
+        spans_s = [
+            (round(r["began"], 6), round(r["began"] + (r["e2el"] or 0.0), 6)) for r in map(records.__getitem__, members)
+        ]
         for number, ended in zip(members, interval_order(spans_s), strict=True):
             records[number]["after"] = [members[one] for one in ended]
     rows = [{key: value for key, value in record.items() if key in _COLUMNS} for record in records]

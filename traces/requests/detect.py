@@ -227,7 +227,7 @@ def _document_of(records: Sequence[Record]) -> str | None:
         return "sharegpt"
     if any(session <= record.keys() for record in records for session in SESSION_KEYS):
         return "coding-agent"
-    if keys & {"resourceSpans", "batches"} or next(spans_of(list(records)), None) is not None:
+    if keys & {"resourceSpans", "resourceLogs", "batches"} or next(spans_of(list(records)), None) is not None:
         return "otel"
     if any(str(record.get("event", "")).startswith("request.") and "rid" in record for record in records):
         return "server-log"

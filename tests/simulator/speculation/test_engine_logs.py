@@ -221,6 +221,11 @@ ANSWER = {"meta_info": {"spec_accept_histogram": [2, 3, 5], "spec_correct_drafts
         (json.dumps([{"specDecodingStats": ITERATION}] * 2, indent=1), "trtllm-stats", 2.5, None),
         (json.dumps({"specDecodingStats": ITERATION}), "trtllm-stats", 2.5, None),
         ("\n".join([json.dumps(ANSWER)] * 2), "sglang-histogram", 2.3, (0.8, 0.5)),
+        ("2026-05-17 11:04:29.854 | 1.12.9 I statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, #acc drafts "
+         "= 2, #gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.006, 21.272, 0.010 ms", "llama-server", 1.75, None),
+        ("INFO SpecDecoding metrics: Mean acceptance length: 2.2,\nPer-position acceptance rate: 0.8, 0.4,\nAvg Draft "
+         "acceptance rate: 60%\n\nINFO SpecDecoding metrics: Mean acceptance length: 1.8,\nPer-position acceptance "
+         "rate: 0.6, 0.2,\nAvg Draft acceptance rate: 40%", "vllm-log", 2.0, (0.7, 0.3)),
         (f"[2026-08-02 23:42:16] Finish: obj=X(rid='r'), out={ANSWER}", "sglang-histogram", 2.3, (0.8, 0.5)),
     ],
 )  # fmt: skip

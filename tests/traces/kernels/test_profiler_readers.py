@@ -105,6 +105,10 @@ the program's own words, and more
 ==PROF== Disconnected from process 7
 "1","flash","gpu__time_duration.sum","nsecond","63"
 """,
+    "ncu, as printed in Europe": f"""{NCU}
+"0","gemm<1, 2>","gpu__time_duration.sum","ns","1.171.200"
+"1","flash","gpu__time_duration.sum","ns","63,0"
+""",
     "ncu, a column a metric": """"ID","Kernel Name","gpu__time_duration.sum"
 "","","usecond"
 "0","gemm<1, 2>","1,171.20"
