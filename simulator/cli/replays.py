@@ -122,9 +122,10 @@ def requests(
         list[str], Argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
     ],
     scenario: Annotated[
-        Path,
-        Option(metavar="SCENARIO", help="Scenario that gives what the runs do not tell.", show_default=False),
-    ],
+        Path | None,
+        Option(metavar="SCENARIO", help="Scenario that gives what the runs do not state.", show_default=False),
+    ] = None,
+    chip: Annotated[str | None, Option(help="Chip, where neither the runs nor a scenario name it.")] = None,
     format: FormatOption = "auto",
     set_values: SetOption = None,
     where: Annotated[Texts, _where_option("runs with FACT=VALUE, FACT~PART, FACT>=N or FACT<=N")] = None,
@@ -154,14 +155,15 @@ def requests(
     limits = [parse_limit(text) for text in fail_above or []]
     held_out = parse_split(split) if split is not None else None
     with checked_outputs(out, json_file):
-        base = load_scenario(scenario, set_values or [])
+        overrides = [*(set_values or []), *([] if chip is None else [f"hardware.chip={chip}"])]
+        base = None if scenario is None else load_scenario(scenario, overrides)
         runs = [run for file in files for run in read_runs(file, format)]
         large = explain and any((run.num_requests or 0) > LARGE_RUN for run in runs)
         processes = min(jobs or cores(), len(runs) if not large else MOST_TRIES)
         with Workers(processes if processes > 1 else 0) as workers, Progress(True, "runs") as bar:
             start = workers.start if processes > 1 else None
             report = replay_requests(
-                runs, base, files, held_out, where or [], limit, seed, explain, start=start, progress=bar.update
+                runs, base, files, held_out, where or [], limit, seed, explain, start, bar.update, overrides
             )
         show(report, json_file, out, full=full)
     return _gate(exceeded(limits, report.gated))

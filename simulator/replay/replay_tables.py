@@ -40,8 +40,10 @@ def replay_heading(document: Document) -> tuple[str, str]:
         simulated = {run.get("simulated", "") for run in document["runs"]}
         others = sum(" in place of " in words for words in simulated)
         known = len(simulated) == 1 and "" not in simulated
-        words = f": {simulated.pop()}" if known else f", {others} configurations of other models than the scenario's"
-        words *= known or others > 0
+        models = sorted({one.partition(", on ")[0] for one in simulated if one})
+        words = f": {simulated.pop()}" if known else f": {', '.join(models[:4])}{' ...' if len(models) > 4 else ''}"
+        words += f"; {others} configurations of other models than the scenario's" if others and not known else ""
+        words *= bool(models)
         return (
             f"{runs:,} measured run{'s' * (runs != 1)} served again{words}",
             f"{facts}seed {document['seed']} · {basis}",

@@ -22,7 +22,7 @@ from hwprofiles import ProfileError, chip_name, weakest
 from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Explanation, Start, explanation_of
 from simulator.replay.replay_tables import ERRORS, Replay, run_replay_tables
-from simulator.replay.rerun import framework_name, rerun
+from simulator.replay.rerun import framework_name, own_base, rerun
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, as_scenario
@@ -230,7 +230,7 @@ class RequestReplay(Replay):
 
 def replay_requests(
     runs: str | Path | Sequence[MeasuredRun | str | Path],
-    base: Scenario | Mapping[str, Any] | str | Path,
+    base: Scenario | Mapping[str, Any] | str | Path | None = None,
     sources: Sequence[str] = (),
     split: Split | None = None,
     where: Sequence[str] = (),
@@ -239,12 +239,13 @@ def replay_requests(
     explain: bool = False,
     start: Start | None = None,
     progress: Callable[[int, int], None] | None = None,
+    overrides: Sequence[str] = (),
 ) -> RequestReplay:
     """Simulate every measured run again and score the simulation.
 
     Args:
         runs: measured, or files or folders of them.
-        base: scenario (or its file) for all settings that the runs do not state.
+        base: scenario (or its file) for settings that the runs do not state; None = they state model, chip and load.
         sources: names of the files, for the report; default: the files among ``runs``.
         split: score only configurations that this split holds out (all loads of one configuration are on one side).
         where: conditions such as ``tensor_parallel<=4`` or ``model=llama-3.1-8b`` that a run must meet.
@@ -253,6 +254,7 @@ def replay_requests(
         explain: look for causes of the error of the run furthest off, and for changes that would help it.
         start: runs work on other processes; None = here.
         progress: called with (done, total).
+        overrides: ``a.b=value`` for what runs without a base lack.
 
     Raises:
         ForerunError: a bad condition, or no run that can be simulated; the text says why.
@@ -260,7 +262,7 @@ def replay_requests(
     if not sources:
         given = [runs] if isinstance(runs, str | Path) else runs
         sources = [str(one) for one in given if not isinstance(one, MeasuredRun)]
-    runs, base = as_runs(runs), as_scenario(base)
+    runs, base = as_runs(runs), None if base is None else as_scenario(base)
     conditions = [parse_condition(text) for text in where]
     chosen: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()
@@ -277,7 +279,9 @@ def replay_requests(
     pending: list[Callable[[], RunOutcome]] = []
     for run in chosen:
         parallel = run.unusable is None and run.measured and start is not None
-        pending.append((start if start is not None and parallel else partial)(outcome_of, run, base, seed))
+        pending.append(
+            (start if start is not None and parallel else partial)(outcome_of, run, base or tuple(overrides), seed)
+        )
     outcomes = []
     for done, result in enumerate(pending, 1):
         outcomes.append(result())
@@ -287,24 +291,35 @@ def replay_requests(
     if all(outcome.skipped is not None for outcome in outcomes):
         reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common(5)) or "there is none"
         raise ForerunError(f"no measured run can be simulated ({reasons})")
+    scenario = base or own_base(next(one.run for one in outcomes if one.skipped is None), overrides)
     replay = RequestReplay(
-        tuple(sources), tuple(outcomes), tuple(run_scores(outcomes)), dict(skipped.most_common()), split, seed, base
+        tuple(sources), tuple(outcomes), tuple(run_scores(outcomes)), dict(skipped.most_common()), split, seed, scenario
     )
     if not explain:
         return replay
     furthest = next((outcome.run for _, outcome in worst_runs(replay)), None)
     if furthest is None:
         raise ForerunError("--explain judges mean TTFT, TPOT or throughput, and no run states one of them")
-    return dataclasses.replace(replay, explanation=explanation_of(furthest, base, seed, start))
+    return dataclasses.replace(
+        replay, explanation=explanation_of(furthest, base or own_base(furthest, overrides), seed, start)
+    )
 
 
-def outcome_of(run: MeasuredRun, base: Scenario, seed: int) -> RunOutcome:
-    """Simulate one run; an error becomes the reason for which the run is skipped."""
+def outcome_of(run: MeasuredRun, base: Scenario | Sequence[str], seed: int) -> RunOutcome:
+    """Simulate one run; an error becomes the reason for which the run is skipped.
+
+    ``base`` is a scenario, or overrides for a run that states enough by itself.
+    """
     skipped = run.unusable if run.unusable is not None or run.measured else "nothing was measured"
     if skipped is None:
         try:
-            result = rerun(run, base, seed)
-            notes = tuple(result["notes"])
+            own = base if isinstance(base, Scenario) else own_base(run, base)
+            result = rerun(run, own, seed)
+            assumed = {
+                "no engine is named: vllm": run.framework or own.engine.framework != "vllm",
+                f"no number of requests is stated: {own.workload.num_requests}": run.num_requests or run.stages,
+            }
+            notes = (*result["notes"], *(note for note, known in assumed.items() if own is not base and not known))
             return RunOutcome(run, result["predicted"], result["basis"], notes, None, result["simulated"])
         except (ForerunError, ProfileError, TraceError) as error:
             skipped = str(error).removeprefix(f"{run.place}: ")

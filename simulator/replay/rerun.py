@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from simulator.running.metrics.summary import summarise
 from simulator.running.metrics.usage import mean_power_w
 from simulator.running.records import RunRecords
 from simulator.running.run import simulate
-from simulator.running.scenario import Scenario, scenario_from
+from simulator.running.scenario import Scenario, scenario_from, scenario_in
 from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework, resolve_weight_dtypes
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
@@ -73,6 +74,34 @@ UNKNOWN_RELEASE = "unknown"
 """Release of an engine whose source does not name it."""
 LEAST_WAVES = 10
 """Requests per outstanding request where the source does not say how many were sent."""
+
+
+def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
+    """Base scenario of a run whose source states enough by itself; ``a.b=value`` overrides supply what it lacks.
+
+    Raises:
+        ForerunError: model, chip, load or lengths are stated by neither; the text names the options that do.
+    """
+    needed = {
+        "model": (run.model, "--set model=NAME"),
+        "hardware.chip": (run.chip, "--chip NAME"),
+        "workload.arrivals": (run.process, "--set 'workload.arrivals={process: closed-loop, max_concurrency: N}'"),
+        "workload.input_tokens": (run.input_tokens, "--set workload.input_tokens=N"),
+        "workload.output_tokens": (run.output_tokens, "--set workload.output_tokens=N"),
+    }
+    if run.trace is not None or run.lengths is not None:
+        needed = {field: way for field, way in needed.items() if "tokens" not in field}
+    lacks = [field for field, (value, _) in needed.items() if value is None and run.process != "trace"
+             and not any(override.startswith(field) for override in overrides)]  # fmt: skip
+    if lacks:
+        ways = " ".join(needed[field][1] for field in lacks)
+        names = ", ".join(field.rpartition(".")[2].replace("_", " ") for field in lacks)
+        raise ForerunError(f"{run.place}: states no {names}; give {ways}, or a base scenario (--scenario FILE)")
+    load: Json = {"arrivals": {"process": "closed-loop", "max_concurrency": 1}, "input_tokens": 1, "output_tokens": 1}
+    model = next(filter(None, map(catalogue_model, filter(None, (run.model, run.tokenizer)))), run.model)
+    chip = chip_name(run.chip or "", (*chip_names(), *systems())) or run.chip
+    data: Json = {"model": model, "hardware": {"chip": chip}, "workload": _workload(run, {**load, "num_requests": 256})}
+    return scenario_in(data, Path(), run.place, overrides)
 
 
 def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
@@ -156,6 +185,10 @@ def _facts(run: MeasuredRun) -> dict[str, Json]:
     }  # fmt: skip
 
 
+SAME_SIZE = 0.02
+"""Largest relative difference of parameter counts at which an unknown name is the scenario's model."""
+
+
 def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]:
     """The catalogue's name of a run's model, or the scenario's where it is the same, and its published name.
 
@@ -170,7 +203,10 @@ def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]
         name = catalogue_model(published)
         if name is not None:
             return (base.model if _same_model(base.model, name) else name), published
-    if isinstance(base.model, str) and run.model.rsplit("/", 1)[-1].lower() == load_architecture(base.model).name:
+    own = load_architecture(base.model)
+    if isinstance(base.model, str) and run.model.rsplit("/", 1)[-1].lower() == own.name:
+        return base.model, run.model
+    if run.parameters and abs(own.parameters().total / run.parameters - 1) < SAME_SIZE:
         return base.model, run.model
     raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}")
 
@@ -231,7 +267,7 @@ def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str
         if after.get(path) is None and path not in replaced and not (without and path.startswith("speculation")):
             raise ForerunError(f"{path}: has no effect on the run of this file; remove it from the scenario")
         changes.append(f"{path} {_words(after.get(path))} ({_words(value)})")
-    return [f"from the file, in place of the scenario's in parentheses: {', '.join(changes)}"] if changes else []
+    return [f"from the file; in parentheses what it replaces: {', '.join(changes)}"] if changes else []
 
 
 def _leaves(data: Mapping[str, Any], place: str = "") -> Json:
@@ -305,6 +341,12 @@ def rerun(
     """
     scenario = run_scenario(run, base)
     stated = overridden(run, base, scenario)
+    own = _leaves(scenario.model_dump())
+    missing = [name for name, value in (("arrivals", run.process), ("input_tokens", run.input_tokens),
+                                        ("output_tokens", run.output_tokens)) if value is None]  # fmt: skip
+    if run.trace is None and run.lengths is None and missing:
+        words = ", ".join(f"{name.replace('_', ' ')} {_words(own.get(f'workload.{name}'))}" for name in missing)
+        stated.append(f"the file does not state all of the load; from the scenario: {words}")
     speculation = scenario.speculation
     if speculation is not None and speculation.method != "none":
         if run.acceptance_length is None and not run.acceptance_per_position:

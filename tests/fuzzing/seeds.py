@@ -117,6 +117,9 @@ BENCHMARK_RESULTS = [
     "1,a,0,m,H100,1,900,40,9,2,512,128\n",
     *map(json.dumps, (test_serving_runs.VLLM, test_serving_runs.AIPERF, test_serving_runs.GUIDELLM)),
     json.dumps(test_serving_runs.INFERENCE_PERF),
+    *map(json.dumps, (test_serving_runs.LLMD, test_serving_runs.AGGREGATE, test_serving_runs.NESTED)),
+    *(test_serving_runs.VLLM_BLOCK, test_serving_runs.LOADGEN, test_serving_runs.MARKDOWN, test_serving_runs.NEAR_MISSES),
+    *(test_serving_runs.AIPERF_TABLE, test_serving_runs.AIPERF_CSV, test_serving_runs.LLAMA_TABLE),
     json.dumps({"queued_ts": 1.0, "input_toks": 10, "output_toks": 4, "scheduled_ts": 1.1, "first_token_ts": 1.2,
                 "last_token_ts": 1.5, "arrival_time_ns": 10}),
 ]  # fmt: skip

@@ -100,7 +100,7 @@ def test_open_loop_of_the_vllm_client(tmp_path):
 
 
 def test_sglang_lines(tmp_path):
-    line = {k: v for k, v in VLLM.items() if k != "mean_e2el_ms"} | {"mean_e2e_latency_ms": 1300.0}
+    line = {k: v for k, v in VLLM.items() if k != "mean_e2el_ms"} | {"mean_e2e_latency_ms": 1300.0, "backend": "sglang"}
     runs = read_runs(written(tmp_path, "\n".join([json.dumps(line)] * 2), "result.jsonl"))
     assert [run.framework for run in runs] == ["sglang"] * 2
     assert runs[0].measured["mean_e2el_ms"] == 1300.0
@@ -145,7 +145,9 @@ def test_canonical_table(tmp_path):
     ("text", "message"),
     [
         ("run,mean_tpot_ms\na,x\n", "mean_tpot_ms: 'x' is no number"),
-        ("run,mean_tpot\na,1\n", "not recognised"),
+        ("run,colour\na,1\n", "no latency or throughput in it"),
+        ("run,mean_tpot\na,0.7\n", "states no unit; write it into the name: 'mean_tpot (ms)'"),
+        ("run,ttft (ms)\na,fast\n", "is no number"),
         ("run,tensor_paralel,mean_tpot_ms\na,1,1\n", "did you mean 'tensor_parallel'"),
         ("run,mean_tpot_ms\na\n", "1 cells where the header names 2"),
         ("run,mean_tpot_ms,max_concurrency\na,1,2.5\n", "no whole number"),
@@ -385,7 +387,385 @@ def test_what_aiperf_reports_of_several_loads_or_models_is_refused(tmp_path, set
     file.write_text(json.dumps(AIPERF | {"input_config": setup}))
     with pytest.raises(TraceError, match=message):
         read_runs(file)
-    table = tmp_path / "profile_export_aiperf.csv"
-    table.write_text("Metric,avg,min\nRequest Latency (ms),6.7,1.0\n")
-    with pytest.raises(TraceError, match="give the JSON that it writes beside it"):
-        read_runs(table)
+
+
+VLLM_BLOCK = """\
+$ vllm bench serve --backend openai-chat --model meta-llama/Llama-3.1-8B-Instruct \\
+    --tokenizer meta-llama/Llama-3.1-8B-Instruct --random-input-len 512
+============ Serving Benchmark Result ============
+Successful requests:                     100
+Failed requests:                         0
+Maximum request concurrency:             16
+Benchmark duration (s):                  25.0
+Total input tokens:                      51200
+Total generated tokens:                  12800
+Request throughput (req/s):              4.00
+Output token throughput (tok/s):         512.00
+Peak output token throughput (tok/s):    900.00
+Total token throughput (tok/s):          2,560.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          80.0
+Median TTFT (ms):                        70.0
+P99 TTFT (ms):                           200.0
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          9.5
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           9.4
+==================================================
+INFO 10 requests: 12 waiting
+"""
+SGLANG_BLOCK = """\
+============ Serving Benchmark Result ============
+Backend:                                 sglang
+Traffic request rate:                    inf
+Max request concurrency:                 16
+Successful requests:                     100
+Total input tokens:                      51200
+Total generated tokens:                  12800
+Total generated tokens (retokenized):    12790
+Request throughput (req/s):              4.00
+Output token throughput (tok/s):         512.00
+Total token throughput (tok/s):          2560.00
+Concurrency:                             15.97
+Mean E2E Latency (ms):                   1300.0
+Mean TTFT (ms):                          80.0
+Median TTFT (ms):                        70.0
+P99 TTFT (ms):                           200.0
+Mean TPOT (ms):                          9.5
+Mean ITL (ms):                           12.0
+==================================================
+"""
+MARKDOWN = """\
+Results on our machine:
+
+| Model | GPU | ISL/OSL | Conc | N | **TTFT (ms)** | TTFT P50 | TTFT p99 (s) | TPOT (ms) | Output tok/s | tok/s/GPU |
+|-------|-----|:-------:|-----:|--:|--------------:|---------:|-------------:|----------:|-------------:|----------:|
+| meta-llama/Llama-3.1-8B-Instruct | 2x H100 | 512/128 | 16 | 100 | **80.0** | 70ms | 0.2 | 9.5 ± 0.1 | 512.0 | 256 |
+"""
+NEAR_MISSES = """\
+name,model,prompt_tokens_mean,output_tokens_mean,concurrency_mean,rate,total_requests,ttft_mean_ms,ttft_median_ms,ttft_p99_ms,tpot_mean_ms,rps_mean,output_tps
+a,meta-llama/Llama-3.1-8B-Instruct,512,128,16.0,-,100,80.0,70.0,200.0,9.5,4.0,512.0
+"""
+COMPARED = """\
+| Metric | Before | After | Change |
+|---|---|---|---|
+| Concurrency | 16 | 32 | |
+| Input tokens | 512 | 512 | |
+| Output tokens | 128 | 128 | |
+| Mean TTFT (ms) | 80.0 | 90 | 1.1x |
+| Median TTFT (ms) | 70.0 | 80 | 1.1x |
+| P99 TTFT (s) | 0.2 | 0.4 | 2x |
+| Mean TPOT | 9.5 ms | 10 ms | +5 % |
+| Output token throughput (tok/s) | 512.0 | 900 | 1.8x |
+"""
+NESTED = {"hardware": "8xH100", "results": [
+    {"config": {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "isl": 512, "osl": 128, "concurrency": 16,
+     "ttft_ms": {"mean": 80.0, "p50": 70.0, "p99": 200.0}, "tpot": {"unit": "s", "avg": 0.0095},
+     "throughput": {"output_tok_per_s": 512.0}}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(VLLM_BLOCK, "vllm.txt"), (SGLANG_BLOCK, "sglang.log"), (MARKDOWN, "runs.md"), (NEAR_MISSES, "runs.csv"),
+     (COMPARED, "compared.md"), (json.dumps(NESTED), "own.json")],
+    ids=["vllm", "sglang", "markdown", "csv", "compared", "json"],
+)  # fmt: skip
+def test_what_people_paste_is_the_run_of_the_result_file(tmp_path, text, name):
+    run = read_runs(written(tmp_path, text, name))[0]
+    expected = {"mean_ttft_ms": 80.0, "median_ttft_ms": 70.0, "p99_ttft_ms": 200.0, "mean_tpot_ms": 9.5}
+    assert {key: run.measured.get(key) for key in expected} == pytest.approx(expected)
+    assert run.measured["output_throughput"] == 512.0
+    assert (run.process, run.max_concurrency) == ("closed-loop", 16)
+    assert (run.input_tokens, run.output_tokens) == (512, 128)
+    assert ("mean_itl_ms" in run.measured) == (name == "vllm.txt"), "SGLang divides its ITL by the tokens of a chunk"
+    if name in ("runs.md", "runs.csv"):
+        assert any(note.startswith("read '") for note in run.notes)
+
+
+def test_a_block_names_the_model_of_its_command_and_the_engine_of_its_backend(tmp_path):
+    (vllm,) = read_runs(written(tmp_path, VLLM_BLOCK, "a.txt"))
+    (sglang,) = read_runs(written(tmp_path, SGLANG_BLOCK, "b.txt"))
+    assert (vllm.model, vllm.framework, sglang.framework) == ("meta-llama/Llama-3.1-8B-Instruct", None, "sglang")
+    first, second = read_runs(written(tmp_path, VLLM_BLOCK + SGLANG_BLOCK, "c.txt"))
+    assert (first.name, second.name, second.model) == ("c 0", "c 1", None)
+
+
+def test_columns_of_a_table_that_is_compared_are_runs(tmp_path):
+    runs = read_runs(written(tmp_path, COMPARED, "compared.md"))
+    assert [(run.name, run.max_concurrency) for run in runs] == [("Before", 16), ("After", 32)]
+
+
+def test_a_chip_times_a_count_is_tensor_parallel(tmp_path):
+    (run,) = read_runs(written(tmp_path, MARKDOWN, "runs.md"))
+    assert (run.chip, run.tensor_parallel, run.model) == ("H100", 2, "meta-llama/Llama-3.1-8B-Instruct")
+    assert any("not read: tok/s/GPU" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "ttft", "words"),
+    [
+        ("0.35", 350.0, "taken as s"),
+        ("350", 350.0, "taken as ms"),
+        ("0.35 s", 350.0, ""),
+        ("35", None, "states no unit"),
+    ],
+)
+def test_a_unit_that_is_not_stated_is_noted_or_refused(tmp_path, cells, ttft, words):
+    file = written(tmp_path, f"concurrency,isl,osl,ttft\n8,512,128,{cells}\n", "runs.csv")
+    if ttft is None:
+        with pytest.raises(TraceError, match=words):
+            read_runs(file)
+        return
+    (run,) = read_runs(file)
+    assert run.measured["mean_ttft_ms"] == pytest.approx(ttft)
+    assert any(words in note for note in run.notes)
+
+
+AIPERF_TABLE = """\
+NVIDIA AIPerf | LLM Metrics
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━┓
+┃                               Metric ┃       avg ┃    p99 ┃    p50 ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━┩
+│             Time to First Token (ms) │     80.00 │ 200.00 │  70.00 │
+│                 Request Latency (ms) │  1,300.00 │ 1,400 │  1,290 │
+│             Inter Token Latency (ms) │      9.50 │  12.48 │   9.45 │
+│     Output Token Throughput Per User │     89.23 │ 102.28 │  89.00 │
+│                    (tokens/sec/user) │           │        │        │
+│      Output Sequence Length (tokens) │    128.00 │ 128.00 │ 128.00 │
+│       Input Sequence Length (tokens) │    512.00 │ 512.00 │ 512.00 │
+│ Output Token Throughput (tokens/sec) │    512.00 │    N/A │    N/A │
+│             Request Count (requests) │    100.00 │    N/A │    N/A │
+└──────────────────────────────────────┴───────────┴────────┴────────┘
+"""
+AIPERF_CSV = """\
+Metric,avg,p99,p50
+Time To First Token (ms),80.0,200.0,70.0
+Request Latency (ms),"1,300.0","1,400.0","1,290.0"
+Inter Token Latency (ms),9.5,12.48,9.45
+Output Sequence Length (tokens),128,128,128
+Input Sequence Length (tokens),512,512,512
+
+Metric,Value
+Output Token Throughput (per sec),512.0
+Request Count (count),100.00
+"""
+LLMD = {
+    "version": "0.1",
+    "scenario": {
+        "host": {"type": ["replica"], "accelerator": [{"model": "H100", "count": 2, "parallelism": {"tp": 2}}]},
+        "platform": {"engine": [{"name": "vllm", "version": "0.11.0", "args": {"--max-num-seqs": 128}}]},
+        "model": {"name": "meta-llama/Llama-3.1-8B-Instruct"},
+        "load": {"name": "inference-perf", "args": {"qps_values": 18.0}},
+    },
+    "metrics": {
+        "requests": {"total": 100, "input_length": {"units": "count", "mean": 512.0}, "output_length": {"mean": 128.0}},
+        "latency": {"time_to_first_token": {"units": "s", "mean": 0.08, "p50": 0.07, "p99": 0.2},
+                    "request_latency": {"units": "s", "mean": 1.2865},
+                    "time_per_output_token": {"units": "s/token", "mean": 0.0048}},
+        "throughput": {"output_tokens_per_sec": 512.0, "total_tokens_per_sec": 2560.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "name"), [(AIPERF_TABLE, "t.txt"), (AIPERF_CSV, "t.csv"), (LLMD, "report.json")])
+def test_tables_of_clients_and_reports_tell_the_same_run(tmp_path, text, name):
+    (run,) = read_runs(written(tmp_path, text, name))
+    expected = {"mean_ttft_ms": 80.0, "median_ttft_ms": 70.0, "p99_ttft_ms": 200.0, "mean_tpot_ms": 9.5}
+    assert {key: run.measured.get(key) for key in expected} == pytest.approx(expected)
+    assert (run.input_tokens, run.output_tokens, run.num_requests) == (512, 128, 100)
+
+
+def test_a_report_of_llm_d_is_a_whole_deployment(tmp_path):
+    (run,) = read_runs(written(tmp_path, LLMD, "report.json"))
+    assert (run.model, run.chip, run.tensor_parallel) == ("meta-llama/Llama-3.1-8B-Instruct", "H100", 2)
+    assert (run.framework, run.framework_version, run.max_num_seqs) == ("vllm", "0.11.0", 128)
+    assert (run.process, run.request_rate) == ("constant", 18.0)
+    assert any("TPOT 4.8 ms and ITL are per stream event" in note for note in run.notes)
+    engines = [
+        {"standardized": {"kind": "inference_engine", "tool": "llm-d", "role": role, "replicas": count,
+                          "model": {"name": "Qwen/Qwen3-32B"},
+                          "accelerator": {"model": "NVIDIA-H100-80GB-HBM3", "count": 4, "parallelism": {"tp": 4}}}}
+        for role, count in (("prefill", 2), ("decode", 1))
+    ]  # fmt: skip
+    report = {
+        "version": "0.2",
+        "scenario": {
+            "stack": [{"standardized": {"kind": "generic", "tool": "epp"}}, *engines],
+            "load": {"standardized": {"rate_qps": None, "concurrency": 64}},
+        },
+        "results": {"request_performance": {"aggregate": LLMD["metrics"]}},
+    }
+    (run,) = read_runs(written(tmp_path, report, "report.yaml"))
+    pools = run.settings["pools"]
+    assert (run.model, run.max_concurrency, run.tensor_parallel) == ("Qwen/Qwen3-32B", 64, None)
+    assert pools["prefill"] == {"role": "prefill", "hardware": {"tensor_parallel": 4, "replicas": 2}}
+    assert pools["decode"] == {"role": "decode", "hardware": {"tensor_parallel": 4}}
+
+
+AGGREGATE = {
+    "hw": "h200-nb", "conc": 16, "image": "vllm/vllm-openai:v0.11.0", "model": "openai/gpt-oss-120b",
+    "precision": "fp4", "spec_decoding": "none", "disagg": False, "isl": 1000, "osl": 500, "is_multinode": False,
+    "framework": "vllm", "tp": 2,
+    "ep": 1, "dp_attention": "false", "tput_per_gpu": 1500.0, "output_tput_per_gpu": 760.0, "mean_ttft": 0.09,
+    "mean_tpot": 0.0095, "mean_intvty": 105.2, "mean_e2el": 9.0,
+}  # fmt: skip
+
+
+def test_an_aggregate_of_inferencex_is_a_whole_deployment(tmp_path):
+    (run,) = read_runs(written(tmp_path, AGGREGATE, "agg_x.json"))
+    assert (run.chip, run.framework_version, run.tensor_parallel, run.weights_dtype) == (
+        "h200-nb",
+        "vllm/vllm-openai:v0.11.0",
+        2,
+        "fp4",
+    )
+    assert (run.input_tokens, run.num_requests, run.speculation) == ((800, 1000), 160, "none")
+    assert run.measured["mean_ttft_ms"] == pytest.approx(90.0)
+    assert run.measured["output_throughput"] == 1520.0
+    spread = AGGREGATE | {"is_multinode": True, "disagg": True, "num_prefill_gpu": 8, "num_decode_gpu": 8}
+    spread |= {"prefill_tp": 4, "prefill_ep": 4, "prefill_dp_attention": "true", "prefill_num_workers": 2}
+    spread |= {"decode_tp": 8, "decode_ep": 8, "decode_dp_attention": "false", "decode_num_workers": 1}
+    (run,) = read_runs(written(tmp_path, spread, "agg_y.json"))
+    prefill, decode = (run.settings["pools"][role]["hardware"] for role in ("prefill", "decode"))
+    assert prefill == {"tensor_parallel": 1, "expert_parallel": 4, "attention_data_parallel": 4, "replicas": 2}
+    assert decode == {"tensor_parallel": 8, "expert_parallel": 8}
+    assert run.measured["output_throughput"] == 760.0 * 8
+
+
+LLAMA_BENCH = {
+    "gpu_info": "NVIDIA GeForce RTX 4090", "model_filename": "models/Qwen2.5-7B-Instruct-Q4_K_M.gguf",
+    "model_type": "qwen2 7B Q4_K - Medium", "model_n_params": 7615616512, "type_k": "f16", "n_gpu_layers": -1,
+    "n_depth": 0,
+}  # fmt: skip
+LLAMA_TESTS = [{"n_prompt": 512, "n_gen": 0, "avg_ts": 8000.0}, {"n_prompt": 0, "n_gen": 128, "avg_ts": 125.0}]
+LLAMA_TABLE = """\
+  Device 0: NVIDIA GeForce RTX 4090, compute capability 8.9, VMM: yes
+| model                  |     size | params | backend | ngl |  test |            t/s |
+| ---------------------- | -------: | -----: | ------- | --: | ----: | -------------: |
+| qwen2 7B Q4_K - Medium | 4.36 GiB | 7.62 B | CUDA    |  99 | pp512 | 8000.00 ± 23.4 |
+| qwen2 7B Q4_K - Medium | 4.36 GiB | 7.62 B | CUDA    |  99 | tg128 |  125.00 ± 0.60 |
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv", "md"])
+def test_llama_bench_is_one_stream_on_one_chip(tmp_path, form):
+    rows = [LLAMA_BENCH | test for test in LLAMA_TESTS]
+    text = {
+        "json": json.dumps(rows),
+        "jsonl": "\n".join(map(json.dumps, rows)),
+        "csv": "\n".join([",".join(rows[0]), *(",".join(f'"{value}"' for value in row.values()) for row in rows)]),
+        "md": LLAMA_TABLE,
+    }[form]
+    prompt, made = read_runs(written(tmp_path, text, f"bench.{form}"))
+    assert prompt.measured == pytest.approx({"mean_ttft_ms": 64.0})
+    assert made.measured == pytest.approx({"mean_tpot_ms": 8.0})
+    assert (prompt.input_tokens, made.output_tokens, made.max_concurrency) == (512, 128, 1)
+    assert made.model == ("qwen2 7B" if form == "md" else "Qwen2.5-7B-Instruct")
+    assert (made.chip, made.framework) == ("NVIDIA GeForce RTX 4090", "llama.cpp")
+    assert made.settings["weights_dtype"] == "q4_k_m"
+    assert made.parameters == pytest.approx(7.62e9, rel=1e-3)
+
+
+LOADGEN = """\
+================================================
+MLPerf Results Summary
+================================================
+SUT name : llama2-70b-Server-SUT
+Scenario : Server
+Completed samples per second    : 5.00
+Completed tokens per second: 1500.00
+Result is : VALID
+
+Scheduled samples per second : 5.10
+Mean latency (ns)               : 22000000000
+99.90 percentile latency (ns)   : 85000000000
+Mean First Token latency (ns)               : 210000000
+50.00 percentile first token latency (ns)   : 190000000
+Mean Time to Output Token (ns)               : 75000000
+
+================================================
+Test Parameters Used
+================================================
+samples_per_query : 1
+target_qps : 5
+ttft_latency (ns): 2000000000
+"""
+
+
+def test_a_summary_of_mlperf_has_its_load_and_the_length_of_its_answers(tmp_path):
+    (run,) = read_runs(written(tmp_path, LOADGEN, "mlperf_log_summary.txt"))
+    assert (run.model, run.process, run.request_rate, run.output_tokens) == ("llama2-70b", "poisson", 5.1, 300)
+    expected = {"mean_ttft_ms": 210.0, "median_ttft_ms": 190.0, "mean_tpot_ms": 75.0, "mean_e2el_ms": 22_000.0,
+                "request_throughput": 5.0, "output_throughput": 1500.0}  # fmt: skip
+    assert run.measured == pytest.approx(expected)
+    offline = LOADGEN.replace("Server\n", "Offline\n").replace("samples_per_query : 1", "samples_per_query : 24576")
+    (run,) = read_runs(written(tmp_path, offline, "mlperf_log_summary.txt"))
+    assert (run.process, run.num_requests) == ("burst", 24576)
+    assert "mean_e2el_ms" not in run.measured
+
+
+def test_a_stage_of_inference_perf_states_its_rate_without_a_configuration(tmp_path):
+    stage = INFERENCE_PERF | {"load_summary": {"count": 100, "requested_rate": 18.16}}
+    (run,) = read_runs(written(tmp_path, stage, "stage_1_lifecycle_metrics.json"))
+    assert (run.process, run.request_rate) == ("constant", 18.16)
+    written(tmp_path, stage, "stage_2_lifecycle_metrics.json")
+    whole = read_runs(written(tmp_path, INFERENCE_PERF, "summary_lifecycle_metrics.json"))[0]
+    assert whole.unusable == "a summary of 2 stages at rates of their own, which are read beside it"
+
+
+def test_a_rate_above_what_a_limit_of_requests_lets_through_is_a_closed_loop(tmp_path):
+    (run,) = read_runs(written(tmp_path, VLLM | {"request_rate": 64.0}))
+    assert (run.process, run.max_concurrency, run.request_rate) == ("closed-loop", 16, None)
+    (run,) = read_runs(written(tmp_path, VLLM | {"completed": 0, "failed": 100}))
+    assert run.unusable == "no request completed"
+    (run,) = read_runs(written(tmp_path, VLLM | {"failed": 60}))
+    assert run.unusable == "60 requests failed"
+
+
+def test_a_sweep_of_aiperf_is_a_run_for_each_of_its_loads(tmp_path):
+    metrics = {name: value for name, value in AIPERF.items() if name != "input_config"}
+    loads = [{"parameters": {"concurrency": load}, "metrics": metrics} for load in (16, 32)]
+    runs = read_runs(written(tmp_path, {"aggregation_type": "sweep", "per_combination_metrics": loads}))
+    assert [run.max_concurrency for run in runs] == [16, 32]
+
+
+def test_guidellm_of_each_release_names_its_model(tmp_path):
+    (benchmark,) = GUIDELLM["benchmarks"]
+    backend = {"backend": {"model": "Qwen/Qwen3-8B"}}
+    for report in (
+        {"benchmarks": [benchmark | {"worker": {"backend_model": "Qwen/Qwen3-8B"}}]},
+        {"benchmarks": [benchmark | {"config": benchmark["config"] | backend}]},
+        {"benchmarks": [benchmark], "args": {"model": "Qwen/Qwen3-8B"}},
+        {"benchmarks": [benchmark], "config": {"spec": backend}},
+    ):
+        (run,) = read_runs(written(tmp_path, report))
+        assert (run.model, run.max_concurrency) == ("Qwen/Qwen3-8B", 16)
+
+
+def test_a_folder_is_read_as_its_results_and_its_tables_only_where_there_are_no_others(tmp_path):
+    written(tmp_path, MARKDOWN, "README.md")
+    written(tmp_path, VLLM_BLOCK, "run.log")
+    assert len(read_runs(tmp_path)) == 2
+    written(tmp_path, VLLM, "result.json")
+    (run,) = read_runs(tmp_path)
+    assert run.name == "result"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("", "a.txt", "empty"),
+        ('{"mean_ttft_ms": 1', "a.json", "not valid JSON"),
+        ("<!DOCTYPE html><html><body>502</body></html>", "a.json", "an HTML page"),
+        ("| Model | Score |\n|---|---|\n| a | 7 |\n", "a.md", "no latency or throughput in it"),
+        ("| TTFT (ms) | TTFT mean (ms) |\n|---|---|\n| 7 | 8 |\n", "a.md", "a second mean_ttft_ms"),
+        ("| TTFT (ms) | ISL |\n|---|---|\n| 7 |\n", "a.md", "1 cells where the header names 2"),
+        ("| TTFT (ms) | TPOT (ms) |\n|---|---|\n| 7,5 | 8 |\n", "a.md", "'7,5' is no number"),
+        (LOADGEN.replace("Server\n", "MultiStream\n"), "a.txt", "'MultiStream' is not one of Offline, Server"),
+    ],
+)
+def test_text_without_results_is_refused_in_one_line(tmp_path, text, name, message):
+    with pytest.raises(TraceError, match=name) as error:
+        read_runs(written(tmp_path, text, name))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

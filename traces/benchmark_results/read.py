@@ -7,8 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from traces.benchmark_results.canonical import COLUMNS, SIGNATURE, canonical_runs
-from traces.benchmark_results.results import TABLES, aiperf_run, guidellm_runs, inference_perf_run, vllm_run
+from traces.benchmark_results.names import TABLES, name_of
+from traces.benchmark_results.results import (
+    aiperf_runs,
+    guidellm_runs,
+    inference_perf_run,
+    inferencex_run,
+    llama_bench_run,
+    llmd_run,
+    named_runs,
+    text_runs,
+    vllm_run,
+    yaml_value,
+)
 from traces.benchmark_results.run import MeasuredRun
+from traces.benchmark_results.text import json_rows
 from traces.errors import TraceError, did_you_mean
 from traces.fields import Cells, Record
 from traces.files import csv_rows, json_value, read_text
@@ -16,11 +29,15 @@ from traces.files import csv_rows, json_value, read_text
 FORMATS: dict[str, str] = {name: table["title"] for name, table in TABLES.items()}
 _DOCUMENTS: dict[str, Callable[[Record, str, Path], MeasuredRun | Iterator[MeasuredRun]]] = {
     "vllm-bench": vllm_run,
-    "aiperf": aiperf_run,
+    "aiperf": aiperf_runs,
     "inference-perf": inference_perf_run,
     "guidellm": guidellm_runs,
+    "inferencex": inferencex_run,
+    "llm-d": llmd_run,
+    "llama-bench": llama_bench_run,
 }
 _KINDS: dict[str, type] = {"object": dict, "list": list, "any": object}
+_SUFFIXES = (".csv", ".json", ".jsonl", ".yaml", ".yml", ".txt", ".md", ".log")
 _VLLM_COLUMNS = frozenset({"backend", "model_id", "mean_ttft_ms"})
 """Columns of the table that ``vllm bench sweep`` makes of its results."""
 TableReader = Callable[[Iterator[Cells], Path], Iterator[MeasuredRun]]
@@ -60,16 +77,19 @@ def read_runs(path: str | Path, format: str = "auto") -> list[MeasuredRun]:
 
 
 def _folder(folder: Path, format: str) -> Iterator[MeasuredRun]:
+    """Runs of the files of a folder; tables of any names count where no file is one client's result."""
     once: set[str] = set()
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and file.suffix in (".csv", ".json", ".jsonl") and _recognised(file, format):
-            swept = detect(file) == "vllm-bench"
-            for run in read_runs(file, format):
-                key = repr(replace(run, name="", place="")) if swept else None
-                if key not in once:
-                    yield run
-                if key:
-                    once.add(key)
+    listed = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix in _SUFFIXES)
+    kinds = {file: kind for file in listed if (kind := _recognised(file, format))}
+    for file, kind in kinds.items():
+        if kind == "table" and set(kinds.values()) != {"table"}:
+            continue
+        for run in read_runs(file, format):
+            key = repr(replace(run, name="", place="")) if kind == "vllm-bench" else None
+            if key not in once:
+                yield run
+            if key:
+                once.add(key)
 
 
 def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[MeasuredRun]:
@@ -84,11 +104,13 @@ def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[Mea
     return runs
 
 
-def _recognised(file: Path, format: str) -> bool:
+def _recognised(file: Path, format: str) -> str | None:
+    """Format of a file of a folder; None for a file without results, such as a log or a configuration."""
     try:
-        return format != "auto" or detect(file) is not None
+        kind = detect(file) if format == "auto" else format
+        return None if kind == "table" and not read_runs(file) else kind
     except TraceError:
-        return False
+        return None
 
 
 def detect(file: Path) -> str | None:
@@ -104,10 +126,15 @@ def detect(file: Path) -> str | None:
             return "vllm-bench"
     else:
         text = read_text(file).lstrip()
+        if not text:
+            raise TraceError(f"{file}: empty")
         if text[:1] in ("{", "["):
             value = json_value(text.partition("\n")[0] if file.suffix == ".jsonl" else text, str(file))
-        if isinstance(value, list):
-            value = next(iter(value), None)
+        elif file.suffix in (".yaml", ".yml"):
+            value = yaml_value(file)
+        if value is None:
+            return "table"
+        whole, value = value, next(iter(value), None) if isinstance(value, list) else value
         if not isinstance(value, dict):
             return None
         names = frozenset(value)
@@ -115,8 +142,11 @@ def detect(file: Path) -> str | None:
         if signature <= names:
             return format
     if isinstance(value, dict):
-        return _json_format(value)
-    return "forerun" if names & SIGNATURE or names <= frozenset(COLUMNS) else None
+        return _json_format(value) or ("table" if json_rows(whole, str(file)) else None)
+    if _json_format(dict.fromkeys(names)) == "llama-bench":
+        return "llama-bench"
+    others = names - frozenset(COLUMNS)
+    return "table" if any(map(name_of, others)) or not (names & SIGNATURE or not others) else "forerun"
 
 
 def _json_format(value: Record) -> str | None:
@@ -131,8 +161,6 @@ def _json_format(value: Record) -> str | None:
 def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
     if format == "auto":
         detected = detect(file)
-        if detected is None and file.suffix == ".csv" and csv_rows(file)[0][:2] == ("Metric", "avg"):
-            raise TraceError(f"{file}: the CSV of AIPerf states no load; give the JSON that it writes beside it")
         if detected is None:
             raise TraceError(
                 f"{file}: not recognised as measured serving runs; a table of your own needs a column such as "
@@ -140,11 +168,18 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
                 "kernel times: forerun replay kernels"
             )
         format = detected
-    if format == "vllm-bench" and file.suffix == ".csv":
+    if format in ("vllm-bench", "llama-bench") and file.suffix == ".csv":
         for cells in csv_rows(file)[1]:
-            yield vllm_run(cells.values, cells.place, file)
+            yield (vllm_run if format == "vllm-bench" else llama_bench_run)(cells.values, cells.place, file)
     elif format in _DOCUMENTS:
         yield from _documents(file, format)
+    elif format == "table":
+        text = read_text(file)
+        if file.suffix == ".csv" or (text.lstrip()[:1] not in ("{", "[") and file.suffix not in (".yaml", ".yml")):
+            yield from text_runs(text, file)
+        else:
+            objects = [row for place, whole in _values(file, text) for row in json_rows(whole, place)]
+            yield from named_runs(objects, file, printed=False)
     elif format in _TABLES and file.suffix != ".csv":
         yield from _TABLES[format][1](iter(()), file)
     else:
@@ -159,13 +194,20 @@ def _read(file: Path, format: str) -> Iterator[MeasuredRun]:
         yield from reader(rows, file)
 
 
+def _values(file: Path, text: str) -> Iterator[tuple[str, object]]:
+    """Values of a JSON, JSON-lines or YAML file, each with its place."""
+    if file.suffix in (".yaml", ".yml"):
+        yield str(file), yaml_value(file)
+    elif file.suffix == ".jsonl":
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield f"{file}:{number}", json_value(line, f"{file}:{number}")
+    else:
+        yield str(file), json_value(text, str(file))
+
+
 def _documents(file: Path, format: str) -> Iterator[MeasuredRun]:
-    text = read_text(file)
-    lines = [(str(file), text)]
-    if file.suffix == ".jsonl":
-        lines = [(f"{file}:{number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    for place, part in lines:
-        whole = json_value(part, place)
+    for place, whole in _values(file, read_text(file)):
         several = isinstance(whole, list)
         for number, value in enumerate(whole if isinstance(whole, list) else [whole]):
             where = f"{place}: [{number}]" if several else place
@@ -173,4 +215,4 @@ def _documents(file: Path, format: str) -> Iterator[MeasuredRun]:
                 raise TraceError(f"{where}: no JSON object in the format '{format}'")
             runs = _DOCUMENTS[format](value, where, file)
             for run in [runs] if isinstance(runs, MeasuredRun) else runs:
-                yield replace(run, name=f"{run.name} {number}") if several else run
+                yield replace(run, name=f"{run.name} {number}") if several and format != "llama-bench" else run

@@ -1,4 +1,4 @@
-"""Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM.
+"""Result files of benchmark clients: vLLM and SGLang, AIPerf and GenAI-Perf, inference-perf, GuideLLM, and plain text.
 
 ``formats.yaml`` names their fields; this module derives values from several fields. Every reader raises TraceError for
 a field of a wrong type or in an unknown unit.
@@ -7,20 +7,28 @@ a field of a wrong type or in an unknown unit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from forerun.yaml_files import packaged
+from traces.benchmark_results.names import TABLES, Row, amount, results_of
 from traces.benchmark_results.run import STATISTICS, MeasuredRun, PromptPool, facts_of
+from traces.benchmark_results.text import blocks_in, tables_in
 from traces.errors import TraceError
-from traces.fields import TIME_WORDS, UNITS_PER_SECOND, Cells, Record, candidates, list_at, object_at, objects_at
+from traces.fields import (
+    TIME_WORDS,
+    UNITS_PER_SECOND,
+    Cells,
+    Record,
+    candidates,
+    list_at,
+    object_at,
+    objects_at,
+    value_at,
+)
 from traces.files import json_value, read_text
-
-TABLES: dict[str, dict[str, Any]] = packaged("traces.benchmark_results", "formats.yaml")
-"""Fields of each client's results."""
-_PROTOCOLS = ("vllm", "openai")
-"""Starts of the names of OpenAI's APIs among a client's backends; such a backend names no engine."""
 
 
 def _measured(format: str, cells: Cells) -> dict[str, float]:
@@ -37,7 +45,8 @@ def _measured(format: str, cells: Cells) -> dict[str, float]:
     for latency, columns in table["latencies"].items():
         for column in candidates(columns):
             key = table.get("key", "STATISTIC_LATENCY_ms").replace("LATENCY", column.name)
-            stated_unit = column.unit or cells.text(key.replace("STATISTIC", "unit")) or "ms"
+            stated_unit = column.unit or cells.text(key.replace("STATISTIC", table.get("unit", "unit"))) or "ms"
+            stated_unit = stated_unit.removesuffix("/token")
             if stated_unit not in TIME_WORDS:
                 raise TraceError(
                     f"{cells.place}: {column.name}: unit: '{stated_unit}' is no unit of time "
@@ -75,49 +84,257 @@ def vllm_run(result: Record, place: str, file: Path) -> MeasuredRun:
     has the mean lengths. SGLang divides its ITL by the tokens of a chunk, so that is left out.
     """
     result = _plain_names(result, place)
-    cells = Cells(result, place)
-    sglang = "mean_e2e_latency_ms" in result
+    none_completed = Cells(result, place).number("completed") == 0
+    cells = Cells({**result, "completed": None} if none_completed else result, place)
+    backend = (cells.text("backend") or "").lower()
+    sglang = "mean_e2e_latency_ms" in result or backend.startswith("sglang")
     measured = {
         name: value for name, value in _measured("vllm-bench", cells).items() if not (sglang and "_itl_" in name)
     }
-    concurrency = cells.count("max_concurrency")
+    concurrency, throughput = cells.count("max_concurrency"), measured.get("request_throughput")
     unlimited = cells.text("request_rate") in (None, "inf", "trace", "Infinity")
     rate, burstiness = None if unlimited else cells.positive("request_rate"), cells.positive("burstiness")
-    if rate is None:
-        process = "closed-loop" if concurrency else "burst"
-    else:
-        process = "gamma" if burstiness not in (None, 1.0) else "poisson"
     facts = facts_of(cells, TABLES["vllm-bench"]["fields"])
     detailed = isinstance(result.get("input_lens"), list)
-    engine, backend, notes = cells.text("framework"), cells.text("backend"), list[str]()
-    if engine is None and backend is not None and not sglang:
-        protocol = backend.lower() == "vllm" or backend.lower().startswith("openai")
-        engine = None if protocol else backend
-        if protocol:
+    engine, notes = cells.text("framework"), [str(note) for note in list_at(result, "notes")]
+    if rate and concurrency and throughput and throughput < HELD_BACK * rate:
+        notes.append(
+            f"{throughput:g} of {rate:g} requests/s were served: the limit of {concurrency} at once is the load"
+        )
+        rate = None
+    if rate is None:
+        process = "closed-loop" if concurrency else "burst" if "request_rate" in result else None
+    else:
+        process = "gamma" if burstiness not in (None, 1.0) else "poisson"
+    if engine is None and backend:
+        engine = "sglang" if backend.startswith("sglang") else backend
+        if backend.startswith("openai") or (backend == "vllm" and not sglang):
+            engine = None
             notes.append(f"backend '{backend}' is the client's protocol; the scenario names the engine")
     notes += _both_limits(concurrency, rate)
     if others := _other_keys(result):
         notes.append(f"not read: {', '.join(others[:8])}{' ...' if len(others) > 8 else ''}")
-    cache = cells.text("kv_cache_dtype")
+    cache, failed, completed = cells.text("kv_cache_dtype"), cells.number("failed") or 0, cells.count("completed")
+    for name, total in (("input_tokens", "total_input_tokens"), ("output_tokens", "total_output_tokens")):
+        facts[name] = None if detailed else cells.rounded(name) or _mean(cells, total, facts["num_requests"])
     return MeasuredRun(
-        name=file.stem,
-        place=place,
-        framework="sglang" if sglang else engine,
-        process=process,
-        request_rate=rate,
-        burstiness=burstiness if process == "gamma" else None,
-        max_concurrency=concurrency if process == "closed-loop" else None,
-        input_tokens=None if detailed else _mean(cells, "total_input_tokens", facts["num_requests"]),
-        output_tokens=None if detailed else _mean(cells, "total_output_tokens", facts["num_requests"]),
-        trace=str(file) if detailed else None,
-        trace_format="vllm-bench" if detailed else "auto",
-        kv_cache_dtype=None if cache == "auto" else cache,
-        settings={"engine.cuda_graphs": False} if cells.flag("enforce_eager") else {},
-        measured=measured,
-        notes=tuple(notes),
-        **_drafting(cells),
-        **facts,  # type: ignore[arg-type]
+        name=cells.text("run") or file.stem, place=place, framework=engine or ("sglang" if sglang else None),
+        process=process, request_rate=rate, burstiness=burstiness if process == "gamma" else None,
+        max_concurrency=concurrency if process == "closed-loop" else None, trace=str(file) if detailed else None,
+        trace_format="vllm-bench" if detailed else "auto", kv_cache_dtype=None if cache == "auto" else cache,
+        settings={"engine.cuda_graphs": False} if cells.flag("enforce_eager") else {}, measured=measured,
+        notes=tuple(notes), unusable="no request completed" if none_completed else too_many_failed(failed, completed),
+        **_drafting(cells), **facts)  # type: ignore[arg-type]  # fmt: skip
+
+
+def too_many_failed(failed: float, completed: int | None) -> str | None:
+    """Reason to skip a run if more than 1 % of its requests failed."""
+    return f"{failed:.0f} requests failed" if failed > 0.01 * (completed or 0) else None
+
+
+HELD_BACK = 0.9
+"""Share of the rate below which a client with a limit of requests at once is a closed loop."""
+
+
+def text_runs(text: str, file: Path) -> Iterator[MeasuredRun]:
+    """Read what a benchmark printed, or a table of any names: Markdown, boxed or CSV.
+
+    Raises:
+        TraceError: no figure in it, or one that cannot be read.
+    """
+    if blocks := blocks_in(text, file):
+        for number, (place, cells) in enumerate(blocks):
+            own = _loadgen(cells, place) if "SUT name" in cells else cells
+            own = {"run": f"{file.stem} {number}", **own} if len(blocks) > 1 else own
+            yield from named_runs([(place, own)], file, printed=True)
+        return
+    tables = tables_in(text, file)
+    for rows in tables:
+        if all(isinstance(value, Mapping) for value in rows[0][1].values()):
+            yield aiperf_run(rows[0][1], rows[0][0], file)
+        elif {"test", "t/s"} <= set(rows[0][1]):
+            device = re.search(r"Device 0: ([^,\n]+)", text)
+            gpu = {"gpu_info": device[1]} if device else {}
+            yield from (llama_bench_run({**gpu, **cells}, place, file) for place, cells in rows)
+        else:
+            yield from named_runs(rows, file, printed=False)
+    if not tables:
+        start = (
+            "an HTML page" if text.lstrip()[:9].lower() in ("<!doctype", "<html>") else "no table or block of results"
+        )
+        raise TraceError(f"{file}: {start}: no latency or throughput in it (TTFT, TPOT, ITL, E2E latency, tokens/s)")
+
+
+def named_runs(rows: Sequence[Row], file: Path, printed: bool) -> Iterator[MeasuredRun]:
+    """Runs of rows by the names in them, which need not be those of one client."""
+    for number, (place, result, notes) in enumerate(results_of(rows, printed)):
+        if lengths := result.pop("lengths", None):
+            parts = (amount(part, f"{place}: {lengths}") for part in re.split(r"\s*[/|x,]\s*", str(lengths)))
+            pair = [one[0] * (1024 if (one[1] or "").lower() == "k" else 1) for one in parts if one]
+            result |= dict(zip(("input_tokens", "output_tokens"), pair, strict=False))
+        made, served = result.get("output_throughput"), result.get("request_throughput")
+        stated = {"output_tokens", "total_output_tokens"} & set(result)
+        if isinstance(made, float) and isinstance(served, float) and served > 0 and not stated:
+            result["output_tokens"] = made / served
+            notes.append(f"{made / served:.0f} tokens per answer: output throughput over request throughput")
+        pattern = str(result.pop("profile", "")).lower()
+        if chips := re.fullmatch(r"(\d+)\s*[x×]\s*(.+)", str(result.get("hw", ""))):
+            result = {"tensor_parallel_size": chips[1], **result, "hw": chips[2]}
+        if printed and "failed" in result and not {"request_rate", "max_concurrency"} & set(result):
+            result["request_rate"] = "inf"
+            notes.append("neither a rate nor a limit was printed: all requests are sent at once")
+        run = vllm_run({**result, "notes": notes}, place, file)
+        run = replace(run, process="constant") if run.process == "poisson" and pattern in ("constant", "async") else run
+        yield replace(run, name=f"{run.name} {number}") if len(rows) > 1 and "run" not in result else run
+
+
+def _loadgen(cells: Mapping[str, object], place: str) -> dict[str, object]:
+    """Summary of MLPerf's load generator under names that ``name_of`` reads.
+
+    Its target is no load of an offline run, and the latencies of one are those of the whole batch.
+    """
+    kind = str(cells.get("Scenario", "")).replace(" ", "")
+    rate = cells.get("Scheduled samples per second", cells.get("target_qps"))
+    load: dict[str, dict[str, object]] = {
+        "Offline": {"request rate": "inf", "completed": cells.get("samples_per_query")},
+        "Server": {"request rate": rate},
+        "SingleStream": {"max concurrency": 1},
+    }
+    if kind not in load:
+        raise TraceError(f"{place}: Scenario: '{kind}' is not one of {', '.join(load)}")
+    dropped = ("target_qps", "samples_per_query", "Scenario", "SUT name", "Scheduled samples per second")
+    kept = {name: value for name, value in cells.items()
+            if name not in dropped and not (kind == "Offline" and "latency" in name)}  # fmt: skip
+    if model := re.match(r"(.*\d+b[^ ]*?)[-_](?:offline|server|sut)", str(cells.get("SUT name", "")), re.IGNORECASE):
+        kept["model"] = model[1]
+    return {**kept, **load[kind], "run": f"MLPerf {kind}"}
+
+
+def layout_of(tp: int, pp: int = 1, dp: int = 1, ep: int = 1, replicas: int = 1) -> dict[str, int]:
+    """Fields of hardware for sizes as vLLM has them; where experts are shared, ``dp`` are groups of attention."""
+    groups, engines = (dp, replicas) if ep > 1 else (1, replicas * dp)
+    layout = {"tensor_parallel": tp, "pipeline_parallel": pp, "expert_parallel": max(ep, tp * groups) if ep > 1 else 1,
+              "attention_data_parallel": groups, "replicas": engines}  # fmt: skip
+    return {name: size for name, size in layout.items() if size > 1 or name == "tensor_parallel"}
+
+
+def _deployment(pools: Mapping[str, dict[str, int]]) -> dict[str, Any]:
+    """Fields of a run for its layouts by role: one, or pools of prefill and decode."""
+    if set(pools) == {"prefill", "decode"}:
+        return {"settings": {"pools": {role: {"role": role, "hardware": own} for role, own in pools.items()}}}
+    fields = dict(next(iter(pools.values()), {}))
+    groups = fields.pop("attention_data_parallel", None)
+    return {**fields, "data_parallel_attention": groups}
+
+
+def inferencex_run(result: Record, place: str, file: Path) -> MeasuredRun:
+    """Read an aggregate of InferenceX: throughputs are per chip, and its client draws 80 to 100 % of the lengths."""
+    cells, pools, chips = Cells(result, place), {}, dict[str, int]()
+    measured, facts = _measured("inferencex", cells), facts_of(cells, TABLES["inferencex"]["fields"])
+    for role in ("prefill_", "decode_") if cells.flag("is_multinode") else ("",):
+        tp, ep, pp, workers = (cells.count(role + name) or 1 for name in ("tp", "ep", "pp", "num_workers"))
+        chips[role] = cells.count(f"num_{role}gpu") or tp * pp
+        each = chips[role] // workers
+        spread = cells.flag(f"{role}dp_attention") and each > 1
+        sizes = (1, 1, each, each) if spread else (tp, each // tp or 1, 1, ep)
+        pools[role.rstrip("_")] = layout_of(*sizes, workers)
+    for metric, name, count in (("total_token_throughput", "tput_per_gpu", sum(chips.values())),
+                                ("output_throughput", "output_tput_per_gpu", [*chips.values()][-1])):  # fmt: skip
+        measured |= {metric: value * count} if (value := cells.positive(name)) else {}
+    for name, length in (("input_tokens", cells.count("isl")), ("output_tokens", cells.count("osl"))):
+        facts[name] = (max(1, round(0.8 * length)), length) if length else None
+    facts |= {"speculation": facts["speculation"] or "none", "num_requests": 10 * (cells.count("conc") or 1)}
+    notes = ("lengths of 80 to 100 % of those name_of, and ten requests per stream, as its client sends them",)
+    return MeasuredRun(file.stem.removeprefix("agg_"), place, process="closed-loop", measured=measured, notes=notes,
+                       **_deployment(pools), **facts)  # type: ignore[arg-type]  # fmt: skip
+
+
+def llmd_run(result: Record, place: str, file: Path) -> MeasuredRun:
+    """Read a benchmark report of llm-d: 0.1 lists hosts and engines, 0.2 components of a stack."""
+    at = "metrics" if "metrics" in result else "results.request_performance.aggregate"
+    cells, scenario = Cells(result, place).at(at), object_at(result, "scenario")
+    stack = [one for one in objects_at(scenario, "stack") if value_at(one, "standardized.kind") == "inference_engine"]
+    hosts = [{**object_at(one, "standardized"), "args": object_at(one, "native.args")} for one in stack]
+    if not hosts:
+        listed = (list_at(scenario, "host.type"), objects_at(scenario, "host.accelerator"),
+                  objects_at(scenario, "platform.engine"))  # fmt: skip
+        hosts = [{"role": role, "accelerator": chip, "tool": engine.get("name"), "tool_version": engine.get("version"),
+                  "args": engine.get("args")} for role, chip, engine in zip(*listed, strict=False)]  # fmt: skip
+    pools: dict[str, dict[str, int]] = {}
+    for host in (Cells(one, place) for one in hosts):
+        tp, pp, dp, ep = (host.count(f"accelerator.parallelism.{one}") or 1 for one in ("tp", "pp", "dp", "ep"))
+        own = layout_of(tp, pp, dp, ep, host.count("replicas") or 1)
+        again = pools.get(role := host.text("role") or "replica")
+        pools[role] = own | ({"replicas": again.get("replicas", 1) + own.get("replicas", 1)} if again else {})
+    first = Cells(hosts[0] if hosts else {}, place)
+    tool, model = (first.text("tool") or "").lower(), Cells(scenario, place).text("model.name")
+    arguments = Cells(_plain_names(object_at(first.values, "args"), place), f"{place}: args")
+    engine = {name: facts_of(arguments, {name: TABLES["vllm-bench"]["fields"][name]})[name] for name in _LIMITS}
+    sent = {name: value for name, value in _flat(object_at(scenario, "load")).items() if value not in (inf, "inf")}
+    load = facts_of(Cells(sent, f"{place}: load"), TABLES["llm-d"]["load"])
+    measured, notes = _per_token(_measured("llm-d", cells), cells.rounded("requests.output_length.mean"))
+    of_llmd = tool.startswith("llm-d")
+    failed = too_many_failed(cells.number("requests.failures") or 0, cells.count("requests.total"))
+    return MeasuredRun(
+        file.stem, place, model=model or first.text("model.name"), chip=first.text("accelerator.model"),
+        framework="vllm" if of_llmd else tool or None,
+        framework_version=None if of_llmd else first.text("tool_version"),
+        process="constant" if load["request_rate"] else "closed-loop" if load["max_concurrency"] else None,
+        measured=measured, notes=tuple(notes + ["llm-d's engine is vLLM"] * of_llmd), unusable=failed,
+        **_deployment(pools), **engine | load | facts_of(cells, TABLES["llm-d"]["fields"]))  # type: ignore[arg-type]  # fmt: skip
+
+
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_kv_blocks", "block_size", "prefix_caching",
+           "chunked_prefill", "weights_dtype", "gpu_memory_utilization")  # fmt: skip
+
+
+def _per_token(measured: dict[str, float], made: int | None) -> tuple[dict[str, float], list[str]]:
+    """Metrics with a TPOT of tokens where the stated one is of stream events, which may hold none or several."""
+    if not made or made < 2 or not {"mean_ttft_ms", "mean_e2el_ms", "mean_tpot_ms"} <= set(measured):
+        return measured, []
+    derived, stated = (measured["mean_e2el_ms"] - measured["mean_ttft_ms"]) / (made - 1), measured["mean_tpot_ms"]
+    if derived <= 0 or 0.8 < stated / derived < 1.25:
+        return measured, []
+    kept = {name: one for name, one in measured.items() if "_tpot_" not in name and "_itl_" not in name}
+    note = f"TPOT {stated:.4g} ms and ITL are per stream event: {derived:.4g} ms from latency, TTFT and output length"
+    return kept | {"mean_tpot_ms": derived}, [note]
+
+
+_GGUF_TYPE = re.compile(r"[-_. ]((?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|B?F16|MXFP4)(?: - (\w)\w+)?\b", re.IGNORECASE)
+
+
+def llama_bench_run(result: Record, place: str, file: Path) -> MeasuredRun:
+    """Read a test of llama-bench: prompt tokens a second give the TTFT of one prompt, generated ones its TPOT."""
+    cells, test = Cells(result, place), str(result.get("test", ""))
+    sizes = {kind: int(count) for kind, count in re.findall(r"(pp|tg|d) ?(\d+)", test)}
+    keys = {"pp": "n_prompt", "tg": "n_gen", "d": "n_depth"}
+    prompt, made, depth = (sizes.get(kind, cells.rounded(key) or 0) for kind, key in keys.items())
+    speed = amount(result.get("t/s", result.get("avg_ts")), f"{place}: t/s") or (0.0, None)
+    full = " ".join(filter(None, map(cells.text, ("model_filename", "model", "model_type"))))
+    name = re.sub(r"(-\d{5}-of-\d{5})?\.gguf.*$", "", full.replace("\\", "/").rpartition("/")[2])
+    stored, settings = _GGUF_TYPE.search(name) or _GGUF_TYPE.search(full), {"engine.entry_point": "offline"}
+    if stored:
+        settings["weights_dtype"] = "_".join(filter(None, stored.groups())).lower()
+    billion = amount((cells.text("params") or "").removesuffix("B"), f"{place}: params")
+    gpus, layers = (cells.text("gpu_info") or "").split(", "), cells.number("ngl" if test else "n_gpu_layers")
+    tokens = (
+        {"mean_e2el_ms": prompt + made}
+        if prompt and made
+        else {"mean_ttft_ms": prompt}
+        if prompt
+        else {"mean_tpot_ms": 1}
     )
+    behind = f"a prompt behind {depth} tokens of context" if prompt and depth else None
+    some = layers is not None and 0 < layers < 90
+    return MeasuredRun(
+        f"{file.stem} {test or f'pp{prompt}' * (prompt > 0) + f'tg{made}' * (made > 0)}", place,
+        model=_GGUF_TYPE.sub("", name).replace(" mostly", "") or None, chip=gpus[0] or None, framework="llama.cpp",
+        parameters=cells.positive("model_n_params") or (billion[0] * 1e9 if billion else None),
+        pipeline_parallel=len(gpus) if len(gpus) > 1 else None, process="closed-loop", max_concurrency=1,
+        max_num_seqs=1, num_requests=3, input_tokens=prompt or depth or 1, output_tokens=made or 1, settings=settings,
+        measured={metric: 1e3 * count / speed[0] for metric, count in tokens.items() if speed[0] > 0},
+        unusable="layers on the CPU (ngl 0)" if layers == 0 else behind,
+        notes=(f"ngl {layers:.0f}: all layers are taken as on the GPU",) if some else ())  # fmt: skip
 
 
 def _other_keys(result: Record) -> list[str]:
@@ -156,6 +373,15 @@ def _drafting(cells: Cells) -> dict[str, Any]:
     }
 
 
+def aiperf_runs(result: Record, place: str, file: Path) -> Iterator[MeasuredRun]:
+    """Read an export of AIPerf: of one run, or with ``per_combination_metrics`` of a sweep."""
+    for number, one in enumerate(objects_at(result, "per_combination_metrics")):
+        swept = {**object_at(one, "metrics"), "input_config": {"loadgen": object_at(one, "parameters")}}
+        yield replace(aiperf_run(swept, f"{place}: [{number}]", file), name=f"{file.stem} {number}")
+    if "per_combination_metrics" not in result:
+        yield aiperf_run({**object_at(result, "metrics"), **result}, place, file)
+
+
 def aiperf_run(result: Record, place: str, file: Path) -> MeasuredRun:
     """Read the aggregate export of AIPerf or GenAI-Perf (``profile_export_*.json``)."""
     setup = object_at(result, "input_config") if "input_config" in result else object_at(result, "config")
@@ -174,18 +400,11 @@ def aiperf_run(result: Record, place: str, file: Path) -> MeasuredRun:
     if rate is None:
         process = "closed-loop" if concurrency else ""
     return MeasuredRun(
-        name=file.stem,
-        place=place,
-        model=names[0] if names else None,
-        tokenizer=Cells(setup, place).text("tokenizer.name"),
-        process=process or None,
-        request_rate=rate,
-        burstiness=burstiness,
-        max_concurrency=concurrency if rate is None else None,
-        measured=_measured("aiperf", cells),
-        notes=tuple(_both_limits(concurrency, rate)),
-        **facts_of(cells, TABLES["aiperf"]["fields"]),  # type: ignore[arg-type]
-    )
+        name=file.stem, place=place, model=names[0] if names else None,
+        tokenizer=Cells(setup, place).text("tokenizer.name"), process=process or None, request_rate=rate,
+        burstiness=burstiness, max_concurrency=concurrency if rate is None else None,
+        measured=_measured("aiperf", cells), notes=tuple(_both_limits(concurrency, rate)),
+        **facts_of(cells, TABLES["aiperf"]["fields"]))  # type: ignore[arg-type]  # fmt: skip
 
 
 _PHASES = {"concurrency": "", "poisson": "poisson", "constant": "constant", "gamma": "gamma", "request_rate": "poisson"}
@@ -213,7 +432,7 @@ def inference_perf_run(result: Record, place: str, file: Path) -> MeasuredRun:
     """
     cells, measured = Cells(result, place), _measured("inference-perf", Cells(result, place))
     setup_file, server_file = file.parent / "config.yaml", file.parent.parent / "exp-config.yaml"
-    setup, engine = Cells(_yaml(setup_file), str(setup_file)), Cells(_yaml(server_file), str(server_file))
+    setup, engine = Cells(yaml_value(setup_file), str(setup_file)), Cells(yaml_value(server_file), str(server_file))
     prefix = Cells(object_at(setup.values, "data.shared_prefix"), f"{setup_file}: shared_prefix")
     stages = _stages(list_at(setup.values, "load.stages"), f"{setup_file}: load.stages")
     stage = file.name.removeprefix("stage_").partition("_")[0]
@@ -227,27 +446,31 @@ def inference_perf_run(result: Record, place: str, file: Path) -> MeasuredRun:
         prefix.count(f"{name}") for name in ("num_groups", "num_prompts_per_group", "system_prompt_len")
     )
     failed, completed = cells.number("failures.count") or 0, cells.count("successes.count")
+    rate = None if stages else cells.positive("load_summary.requested_rate")
+    streams = None if stages else cells.count("load_summary.concurrency")
+    process = "poisson" if setup.text("load.type") == "poisson" else "constant"
+    unusable = f"{failed:.0f} requests failed" if completed is None or failed > 0.01 * completed else None
+    parts = len(list(file.parent.glob("stage_*_lifecycle_metrics.json"))) if not (stages or rate or streams) else 0
+    if parts > 1 and not file.name.startswith("stage_"):
+        unusable = f"a summary of {parts} stages at rates of their own, which are read beside it"
     return MeasuredRun(
-        name=f"{file.parent.parent.name} {file.stem.removesuffix('_lifecycle_metrics')}".strip(),
-        place=place,
-        model=engine.text("model") or setup.text("server.model_name"),
-        framework=setup.text("server.type"),
+        name=f"{file.parent.parent.name} {file.stem.removesuffix('_lifecycle_metrics')}".strip(), place=place,
+        model=engine.text("model") or setup.text("server.model_name"), framework=setup.text("server.type"),
         tensor_parallel=engine.count("tensor_parallelism"),
-        process="poisson" if setup.text("load.type") == "poisson" else "constant",
-        stages=tuple(stages),
+        process=process if stages or rate else "closed-loop" if streams else None, request_rate=rate,
+        max_concurrency=None if stages or rate else streams, stages=tuple(stages),
         num_requests=completed if not stages else None,
         pool=PromptPool(groups * each, groups, shared) if groups and each and shared else None,
-        max_num_seqs=engine.count("max_num_seqs"),
-        max_num_batched_tokens=engine.count("max_num_batched_tokens"),
-        max_model_len=engine.count("max_model_len"),
-        measured=measured,
-        unusable=f"{failed:.0f} requests failed" if completed is None or failed > 0.01 * completed else None,
-        **facts | {"output_tokens": outputs},  # type: ignore[arg-type]
-    )
+        max_num_seqs=engine.count("max_num_seqs"), max_num_batched_tokens=engine.count("max_num_batched_tokens"),
+        max_model_len=engine.count("max_model_len"), measured=measured, unusable=unusable,
+        notes=("load_summary names the rate, not how requests arrive: evenly spaced",) if rate else (),
+        **facts | {"output_tokens": outputs})  # type: ignore[arg-type]  # fmt: skip
 
 
 def guidellm_runs(result: Record, place: str, file: Path) -> Iterator[MeasuredRun]:
     """Benchmarks of a GuideLLM report."""
+    report = Cells(result, place)
+    model = next((one for key in ("config.spec.backend.model", "args.model") if (one := report.text(key))), None)
     for number, benchmark in enumerate(list_at(result, "benchmarks")):
         cells = Cells(benchmark, f"{place}: benchmarks[{number}]")
         if not object_at(benchmark, "metrics"):
@@ -261,15 +484,15 @@ def guidellm_runs(result: Record, place: str, file: Path) -> Iterator[MeasuredRu
         kind = strategy.text("type_") or strategy.text("type") or ""
         process = {"constant": "constant", "async": "constant", "poisson": "poisson"}.get(kind, "closed-loop")
         streams = 1 if kind == "synchronous" else strategy.count("streams") or strategy.count("max_concurrency")
+        if kind == "throughput" and streams is None:
+            process = "burst"
+        facts = facts_of(cells, TABLES["guidellm"]["fields"])
         yield MeasuredRun(
-            name=f"{file.stem} {number}",
-            place=cells.place,
-            process=process,
-            request_rate=None if process == "closed-loop" else strategy.positive("rate"),
-            max_concurrency=streams if process == "closed-loop" else None,
-            measured=measured,
-            **facts_of(cells, TABLES["guidellm"]["fields"]),  # type: ignore[arg-type]
-        )
+            name=f"{file.stem} {number}", place=cells.place, process=process,
+            request_rate=strategy.positive("rate") if process in ("constant", "poisson") else None,
+            max_concurrency=streams if process == "closed-loop" else None, measured=measured,
+            unusable="requests at the times of a trace, which the report does not contain" if kind == "trace" else None,
+            **facts | {"model": facts["model"] or model})  # type: ignore[arg-type]  # fmt: skip
 
 
 def _stages(listed: Sequence[object], place: str) -> list[tuple[float, float]]:
@@ -291,7 +514,7 @@ def _flat(holder: Record) -> dict[str, object]:
     return flat
 
 
-def _yaml(file: Path) -> object:
+def yaml_value(file: Path) -> object:
     if not file.is_file():
         return {}
     from yaml import YAMLError

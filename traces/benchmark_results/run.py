@@ -55,6 +55,8 @@ class MeasuredRun:
     model: str | None = None
     tokenizer: str | None = None
     """Second name of the model, for servers that call it otherwise."""
+    parameters: float | None = None
+    """Weights of the model, by which a name that no catalogue has can be checked."""
     chip: str | None = None
     framework: str | None = None
     framework_version: str | None = None

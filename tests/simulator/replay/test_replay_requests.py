@@ -571,3 +571,75 @@ def test_a_fact_that_a_pool_would_hide_is_refused(tmp_path):
     with pytest.raises(ForerunError, match=r"pools\.prefill\.engine\.max_num_seqs: is 8 in the scenario, 4 in the"):
         run_scenario(*results(tmp_path, bench(max_num_seqs=4)), base)
     assert run_scenario(*results(tmp_path, bench()), base).pools["prefill"].engine == {"max_num_seqs": 8}
+
+
+AGGREGATE = {
+    "hw": "h100-cw", "conc": 4, "image": "vllm/vllm-openai:v0.14.0", "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "framework": "vllm", "precision": "bf16", "spec_decoding": "none", "isl": 256, "osl": 32, "is_multinode": False,
+    "tp": 1, "ep": 1, "dp_attention": "false", "tput_per_gpu": 5000.0, "mean_ttft": 0.02, "mean_tpot": 0.007,
+}  # fmt: skip
+TABLE = "| Concurrency | ISL | OSL | N Req | TTFT (ms) | TPOT (ms) |\n| 4 | 256 | 32 | 40 | 20 | 7 |\n"
+REPORT = {
+    "request_latency": {"unit": "ms", "avg": 300.0}, "time_to_first_token": {"unit": "ms", "avg": 20.0},
+    "input_sequence_length": {"avg": 256.0}, "output_sequence_length": {"avg": 32.0}, "request_count": {"avg": 40.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with results of several forms and a base scenario; commands run in it."""
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "agg.json": json.dumps(AGGREGATE), "runs.md": TABLE, "aiperf.json": json.dumps(REPORT),
+        "base.yaml": json.dumps(BASE.model_dump(exclude_unset=True)),
+        "models.csv": "model,max_concurrency,input_tokens,output_tokens,num_requests,mean_tpot_ms\n"
+        "meta-llama/Llama-3.1-8B-Instruct,4,256,32,40,7\nQwen/Qwen3-8B,4,256,32,40,7\n",
+        "served.csv": "model,max_concurrency,input_tokens,output_tokens,mean_tpot_ms\nmine,4,256,32,7\n",
+        "bench.md": "| model | size | params | backend | ngl | test | t/s |\n|---|---|---|---|---|---|---|\n"
+        "| llama 8B BF16 | 15 GiB | 8.03 B | CUDA | 99 | tg32 | 100.0 ± 0.5 |\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_result_that_states_its_deployment_needs_no_scenario(folder, forerun):
+    outcome = forerun("replay requests agg.json --jobs 1 --json - --out out")
+    (run,) = outcome.document["runs"]
+    assert run["simulated"] == "llama-3.1-8b, on h100-sxm under vllm"
+    assert outcome.document["scenario"]["hardware"]["chip"] == "h100-sxm"
+    assert abs(run["error"]["mean_tpot_ms"]) < 20
+    assert not any("no engine is named" in note for note in run["notes"])
+
+
+def test_options_supply_what_a_result_does_not_state(folder, forerun):
+    line = forerun("replay requests runs.md --jobs 1").error_line
+    assert "states no model, chip; give --set model=NAME --chip NAME, or a base scenario (--scenario FILE)" in line
+    given = forerun("replay requests runs.md --jobs 1 --chip h100-sxm --set model=llama-3.1-8b --json -").document
+    by_scenario = forerun("replay requests runs.md --jobs 1 --scenario base.yaml --json -").document
+    assert given["runs"][0]["predicted"] == by_scenario["runs"][0]["predicted"]
+    assert "no engine is named: vllm" in given["runs"][0]["notes"]
+    line = forerun("replay requests aiperf.json --jobs 1 --chip h100-sxm --set model=llama-3.1-8b").error_line
+    assert "states no arrivals; give --set 'workload.arrivals={process: closed-loop, max_concurrency: N}'" in line
+
+
+def test_a_result_without_a_load_takes_the_scenarios_and_says_so(folder, forerun):
+    (run,) = forerun("replay requests aiperf.json --jobs 1 --scenario base.yaml --json -").document["runs"]
+    words = "the file does not state all of the load; from the scenario: arrivals closed-loop 4"
+    assert any(note.startswith(words) for note in run["notes"])
+
+
+def test_the_first_line_names_every_model_of_a_file_with_several(folder, forerun):
+    out = forerun("replay requests models.csv --jobs 1 --chip h100-sxm").out
+    assert out.startswith("2 measured runs served again: llama-3.1-8b, qwen3-8b")
+    out = " ".join(forerun("replay requests models.csv --jobs 1 --scenario base.yaml").out.split())
+    assert "qwen3-8b in place of the scenario's llama-3.1-8b; 1 configurations of other models" in out
+
+
+def test_an_unknown_model_is_the_scenarios_by_its_number_of_weights_alone(folder, forerun):
+    line = forerun("replay requests served.csv --jobs 1 --scenario base.yaml").error_line
+    assert "model 'mine' is not known" in line
+    (run,) = forerun("replay requests bench.md --jobs 1 --scenario base.yaml --json -").document["runs"]
+    assert run["simulated"].startswith("llama-3.1-8b, on h100-sxm under llama.cpp")
+    (folder / "bench.md").write_text((folder / "bench.md").read_text().replace("8.03 B", "7.25 B"))
+    assert "model 'llama 8B' is not known" in forerun("replay requests bench.md --scenario base.yaml").error_line
