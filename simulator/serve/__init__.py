@@ -1,1 +1,1 @@
-"""The engine in wall-clock time behind an OpenAI endpoint; a live engine's metrics beside its twin."""
+"""Simulated engine in wall-clock time behind an OpenAI endpoint, and comparison of a live engine with its twin."""

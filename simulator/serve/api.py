@@ -1,4 +1,4 @@
-"""OpenAI's requests and answers: request bodies, their checks, and the JSON of answers."""
+"""OpenAI API: request bodies, their validation, and the JSON of answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simulator.serve.tokens import Token, chat_tokens, tokens_of
 
 MOST_CHOICES = 128
 MOST_ANSWERS = 1024
-"""Largest number of answers to one body: prompts times answers to each."""
+"""Maximum number of answers to one request body: prompts times ``n``."""
 COMPLETION_TOKENS = 16
-"""``max_tokens`` of a completion that does not say (OpenAI's API reference, and vLLM's)."""
+"""Default ``max_tokens`` of a completion (OpenAI's API reference, and vLLM's)."""
 NOT_MODELLED = (
     *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "functions", "audio"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "prediction"),
 )
-"""Fields that change what an engine does, or what it answers, in ways that are not simulated."""
+"""Fields that change an engine's work or answers in ways that are not simulated."""
 
 CHAT_ONLY = ("messages", "tools", "tool_choice")
 """Fields of a chat that a completion does not have."""
@@ -32,7 +32,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BadRequestError(Exception):
-    """A request that is answered with an error of OpenAI's shape."""
+    """Error in a request, returned to the client in OpenAI's error format."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ class Function(_Body):
 
 
 class Tool(_Body):
-    """Tool of a request, or the one that ``tool_choice`` names."""
+    """Tool of a request, or the tool that ``tool_choice`` names."""
 
     type: Literal["function"]
     function: Function
@@ -112,11 +112,11 @@ class ResponseFormat(_Body):
 
 
 class Reply(NamedTuple):
-    """JSON that an answer consists of."""
+    """Required JSON of an answer."""
 
     schema: Any
     function: str | None = None
-    """The function whose arguments it is; None for the answer's text."""
+    """Name of the function whose arguments the JSON is; None if the JSON is the answer's text."""
 
 
 class _Generation(_Body):
@@ -141,7 +141,7 @@ class _Generation(_Body):
 
     @property
     def reply(self) -> Reply | None:
-        """JSON that must be answered; None for filler text."""
+        """Required JSON of the answer; None for filler text."""
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -153,7 +153,7 @@ class _Generation(_Body):
 
 
 class ChatBody(_Generation):
-    """``/v1/chat/completions``."""
+    """Request body of ``/v1/chat/completions``."""
 
     chat: ClassVar[bool] = True
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -176,7 +176,7 @@ class ChatBody(_Generation):
         return Reply(parameters | {"type": "object"}, functions[0].name)
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
-        """The single prompt: tools first, as in chat templates, then the conversation; cut after ``most_tokens``."""
+        """Tokens of the single prompt, cut after ``most_tokens``: tools first, as in chat templates, then messages."""
         before = (
             [("tools", json.dumps([tool.model_dump(exclude_unset=True) for tool in self.tools]))] if self.tools else []
         )
@@ -184,7 +184,7 @@ class ChatBody(_Generation):
 
 
 class CompletionBody(_Generation):
-    """``/v1/completions``."""
+    """Request body of ``/v1/completions``."""
 
     chat: ClassVar[bool] = False
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -194,7 +194,7 @@ class CompletionBody(_Generation):
         return super().most_tokens or COMPLETION_TOKENS
 
     def prompts(self, most_tokens: int) -> list[list[Token]]:
-        """Each prompt, cut after ``most_tokens``; token numbers are taken as they are."""
+        """Tokens of each prompt, cut after ``most_tokens``; prompts given as token ids are used unchanged."""
         prompt: Any = self.prompt
         many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
         texts = prompt if many else [prompt]
@@ -215,7 +215,7 @@ Body = ChatBody | CompletionBody
 
 
 def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str) -> Body:
-    """The request in a body."""
+    """Parse and validate the JSON of a request body."""
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -248,7 +248,7 @@ def body_of(kind: type[ChatBody] | type[CompletionBody], raw: bytes, model: str)
 
 
 def least_tokens(reply: Reply) -> int:
-    """Tokens of the shortest JSON that is made of a reply's schema."""
+    """Number of tokens of the shortest JSON for a reply's schema."""
     try:
         return len(json_tokens(reply.schema))
     except ValueError as error:
@@ -265,14 +265,14 @@ class Answer:
     created: int
     chat: bool
     function: str | None = None
-    """The function that the answer calls."""
+    """Name of the function that the answer calls; None without a call."""
 
     def chunk(self, choice: Json | None, usage: Json | None = None) -> bytes:
-        """A server-sent event: one choice's news, or the usage at the end."""
+        """Server-sent event with new text of one choice, or with the usage at the end."""
         return b"data: " + self._json("chat.completion.chunk", [choice] if choice else [], usage) + b"\n\n"
 
     def choice(self, index: int, text: str | None, finish: str | None = None, streams: bool = True) -> Json:
-        """One choice with generated text, or (``text`` None) with the role that opens a chat stream."""
+        """JSON of one choice with generated text, or (``text`` None) with the role that opens a chat stream."""
         choice: Json = {"index": index, "logprobs": None, "finish_reason": finish}
         if not self.chat:
             return choice | {"text": text or ""}
@@ -293,7 +293,7 @@ class Answer:
         return choice | {"delta" if streams else "message": message}
 
     def pieces(self, index: int) -> tuple[bytes, bytes, bytes]:
-        """The opening of a choice's stream, and a chunk's bytes before and after its text (escaped as in JSON)."""
+        """First event of a choice's stream, and the bytes of a chunk before and after its JSON-escaped text."""
         opening = self.chunk(self.choice(index, None)) if self.chat else b""
         before, after = self.chunk(self.choice(index, "\x07")).split(b"\\u0007")
         return opening, before, after

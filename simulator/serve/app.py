@@ -1,4 +1,4 @@
-"""The HTTP side: OpenAI's endpoints over a fleet in wall-clock time."""
+"""HTTP server: OpenAI's endpoints for a simulated fleet in wall-clock time."""
 
 from __future__ import annotations
 
@@ -42,48 +42,47 @@ from simulator.workload import generate_requests
 JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 MOST_BODY_BYTES = 8 * 2**20
-"""Maximum size of a body. A million tokens of text take about half; parsing more at once would stall other streams."""
+"""Maximum size of a request body. A million tokens of text have about half of it; parsing more would stall streams."""
 QUICK_BYTES, QUICK_TOKENS = 16_384, 8192
-"""Size of a body, and its tokens, up to which it is read between two turns of the event loop. A larger one is read by a
-thread."""
+"""Maximum bytes and tokens of a body that is parsed in the event loop. A thread parses larger bodies."""
 UNREAD_BYTES = 64 * 1024
-"""Bytes that a client has not read, after which its tokens wait and are then sent together."""
+"""Unread bytes of a client above which its further tokens wait and are later sent together."""
 UNREAD_S = 60.0
-"""Seconds that a client may read nothing before its connection is closed."""
+"""Seconds without reading after which a client's connection is closed."""
 REQUEST_S = 30.0
-"""Seconds that a request may take to arrive in full."""
+"""Maximum seconds for a request to arrive in full."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Maximum bytes of the address, of all headers, and of everything before the body; uvicorn's limits under h11."""
+"""Maximum bytes of the URL, of all headers, and of all data before the body; uvicorn's limits under h11."""
 LINGER_S = 2.0
-"""Seconds in which a client whose request is too large may read that it is."""
+"""Seconds for a client to read the error about a too large request before its connection is closed."""
 PROBE_S = 1.0
-"""Seconds after which a client that sends no more is probed; then after twice that time, and so on."""
+"""Seconds until the first probe of a half-closed connection; the interval doubles after each probe."""
 CONNECTION = "forerun.connection"
-"""The extension of ASGI's scope that holds the connection a request came by, where the server lends it."""
+"""Key of the ASGI scope extension with the connection of a request, if the server provides the connection."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """One request to the fleet, and what has been generated and sent of its answer."""
+    """One request to the fleet, with the generated and the sent part of its answer."""
 
     index: int
     prompt: Sequence[Token]
     number: int
-    """Number of the answer's text."""
+    """Number that selects the answer's filler text."""
     wanted: int
     """Number of tokens to generate."""
     full: bool
-    """True if it ends because it may not be longer."""
+    """True if the answer ends at its length limit."""
     limit: int | None
-    """Tokens that the request allows."""
+    """Maximum tokens that the request allows; None without a limit."""
     schema: Any = None
     """JSON Schema of the answer; None for filler text."""
     json: Sequence[str] = ()
-    """Tokens of an answer in JSON."""
+    """Tokens of an answer that is JSON; empty for filler text."""
     hashes: Sequence[int] = ()
     """Prefix hashes of the blocks of prompt and answer."""
     tokens: int = 0
-    """Tokens generated."""
+    """Number of tokens generated."""
     sent: int = 0
     first_s: float = 0.0
     last_s: float | None = None
@@ -105,17 +104,17 @@ class PendingAnswer:
 
 
 class RequestTrace:
-    """File of the requests that arrived, one JSON line each; an error in writing it stops only the trace."""
+    """Trace file with one JSON line per request that arrived; a write error stops only the trace."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("wb", buffering=0)
         self._bytes = self._lines = 0
         self.problem: str | None = None
-        """Why requests are no longer written."""
+        """Message about the error that stopped the trace; None while requests are written."""
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one request; a line that does not fit is taken back."""
+        """Write one request; a partly written line is removed again."""
         line = json.dumps(row).encode() + b"\n"
         if self.problem is None:
             try:
@@ -130,7 +129,7 @@ class RequestTrace:
                     self._file.truncate(self._bytes)
 
     def close(self) -> None:
-        """Close the file, and repeat at the end what went wrong."""
+        """Close the file, and print the error that stopped the trace, if any."""
         with suppress(OSError):
             self._file.close()
         if self.problem is not None:
@@ -138,7 +137,7 @@ class RequestTrace:
 
 
 class Exchange:
-    """A request and the answers to it, as one HTTP exchange."""
+    """HTTP request together with the answers to it."""
 
     def __init__(
         self, body: Body, answer: Answer, choices: Sequence[PendingAnswer], loop: asyncio.AbstractEventLoop
@@ -154,12 +153,12 @@ class Exchange:
         self.slots: list[int] = []
         self.error: BadRequestError | None = None
         self.over = False
-        """True if all choices have ended, or an error has."""
+        """True if all choices have ended, or the exchange has failed."""
         self.held: list[bytes] = []
-        """Chunks that have not been sent."""
+        """Queued chunks that have not been sent."""
         self.send: Callable[[bytes], None] = self._hold
         self.late = False
-        """True if tokens wait until the client has read what was sent."""
+        """True if tokens wait until the client has read the sent chunks."""
         self._connection: asyncio.WriteTransport | None = None
         self._ready_bytes = 0
         """Bytes of chunks that are ready but not yet sent."""
@@ -175,12 +174,12 @@ class Exchange:
         self.send, self._connection = self._write, connection
 
     def framed(self, chunk: bytes) -> bytes:
-        """A chunk as ``send`` takes it: with HTTP's frame around it where it goes to the connection itself."""
+        """Chunk as ``send`` expects it: with HTTP chunk framing if it is written to the connection directly."""
         self._ready_bytes += len(chunk)
         return chunk if self._connection is None else b"%x\r\n%b\r\n" % (len(chunk), chunk)
 
     def keeps_up(self) -> bool:
-        """True if the client reads what is sent; where it does not, its tokens wait."""
+        """True if the client reads fast enough; if not, its tokens wait."""
         if self._connection is not None:
             self.late |= self._connection.get_write_buffer_size() + self._ready_bytes > UNREAD_BYTES
         if self.late:
@@ -218,12 +217,12 @@ class Server:
     Args:
         scenario: the scenario to serve; its answer lengths apply to requests that do not specify one.
         seed: seed of answer lengths, acceptance and failures.
-        speed: simulated seconds in a second.
-        trace: where arrivals, lengths and prefix hashes are written, one request a line.
-        slots: requests that can be under way at once.
+        speed: simulated seconds per wall-clock second.
+        trace: file for arrivals, lengths and prefix hashes, one request per line.
+        slots: maximum number of simultaneous requests.
 
     Raises:
-        ForerunError: the scenario does not fit or requests what is not modelled.
+        ForerunError: the scenario does not fit in memory or uses a feature that is not modelled.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class Server:
 
     @property
     def app(self) -> ASGIApp:
-        """The ASGI application; its time begins with the server."""
+        """ASGI application; simulated time starts with the server."""
 
         routes = [
             Route("/v1/chat/completions", _Endpoint(self, ChatBody)),
@@ -280,7 +279,7 @@ class Server:
         return JSONResponse({"object": "list", "data": [self._model_card]})
 
     async def _health(self, request: Request) -> Response:
-        """Status 200, with a note where the trace of requests is incomplete; empty otherwise, as vLLM's."""
+        """Response with status 200: empty, as in vLLM, or with a note if the trace of requests is incomplete."""
         problem = None if self._trace is None else self._trace.problem
         return Response() if problem is None else JSONResponse({"note": problem})
 
@@ -319,7 +318,7 @@ class Server:
         ]
 
     def hash(self, choices: Sequence[PendingAnswer]) -> None:
-        """Write answers in JSON, and hash the blocks of prompts and answers that can be shared."""
+        """Generate the answers that are JSON, and hash the blocks of prompts and answers for the prefix cache."""
         limits, caches = self._build.main.limits, self._build.main.prefix_caching
         for choice in choices:
             if choice.schema is not None:
@@ -329,12 +328,12 @@ class Server:
                 choice.hashes = block_hashes([*choice.prompt, *answer[: choice.wanted - 1]], limits.block_size)
 
     def begin(self, body: Body, choices: Sequence[PendingAnswer], at_s: float) -> Exchange:
-        """Hand a request to the fleet.
+        """Submit a request to the fleet.
 
         Args:
             body: the parsed request.
-            choices: of ``prepare``.
-            at_s: when it came, before it was read: the work of a server's API server is simulated.
+            choices: answers built by ``prepare``.
+            at_s: simulated arrival time, before parsing: the time of an API server is simulated separately.
         """
         if len(choices) > self.fleet.free:
             raise BadRequestError("too many requests are under way", 503, code="overloaded")
@@ -370,14 +369,14 @@ class Server:
         gc.freeze()
 
     def stop(self) -> None:
-        """End what is under way with an error: the server goes."""
+        """End all running exchanges with an error, at shutdown of the server."""
         self.pace.stop()
         for exchange, _ in self._under_way.values():
             exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
             exchange.finish()
 
     def _length(self, body: Body, prompt_tokens: int, least: int, fixed: bool) -> tuple[int, bool]:
-        """Tokens of an answer of ``least`` (if ``fixed``) or more, and True if it ends before it is complete."""
+        """Tokens of an answer of ``least`` (if ``fixed``) or more, and True if its length limit cuts it."""
         remaining = self._longest - prompt_tokens
         max_tokens = body.most_tokens
         most = remaining if max_tokens is None else max_tokens
@@ -439,7 +438,7 @@ class Server:
                 self.counters.lateness.observe(abs(next(sent_s) - self.pace.due(delivery.at_s)))
 
     def _count(self, delivery: Delivery, choice: PendingAnswer) -> None:
-        """Take what was let out into the counters."""
+        """Update the metrics with a delivery of tokens."""
         counters, at_s = self.counters, delivery.at_s
         counters.answer_tokens += delivery.tokens
         if choice.last_s is not None:
@@ -452,8 +451,8 @@ class Server:
             counters.ended(delivery.slot, choice.first_s, at_s, choice.tokens, choice.limit, choice.finish)
 
     def _chunk(self, exchange: Exchange, choice: PendingAnswer) -> bytes:
-        """The event of a choice's tokens that were not sent. The first brings a chat's opening along, as vLLM's does:
-        clients take the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
+        """Event with the unsent tokens of a choice. The first event includes a chat's opening, as in vLLM: clients take
+        the first event for the first token (vLLM v0.11, ``entrypoints/openai/serving_chat.py``)."""
         first, choice.sent = choice.sent, choice.tokens
         text = choice.text(first, choice.tokens - first)
         opening = b"" if first else choice.opening
@@ -468,7 +467,7 @@ class Server:
         return exchange.answer.chunk(exchange.answer.choice(choice.index, "", choice.finish))
 
     def catch_up(self, exchange: Exchange) -> None:
-        """Send what waited for the client."""
+        """Send the tokens that waited for a slow client."""
         exchange.late = False
         for choice in exchange.choices:
             if choice.sent < choice.tokens:
@@ -487,8 +486,8 @@ class Server:
 
 
 class _Endpoint:
-    """Endpoint of completions; an ASGI application, so that tokens go straight to the transport. A browser's
-    EventSource can only GET, so the body may also be passed in the address, as ``?body=``.
+    """Endpoint of completions; an ASGI application, so that tokens are written to the transport directly. A browser's
+    EventSource can only GET, so the body may also be passed in the URL, as ``?body=``.
     """
 
     def __init__(self, server: Server, kind: type[ChatBody] | type[CompletionBody]) -> None:
@@ -518,7 +517,7 @@ class _Endpoint:
             gone.cancel()
 
     async def _read(self, raw: bytes) -> tuple[Body, list[PendingAnswer]]:
-        """Parse a body; by a thread where it is long, so that no stream waits for it."""
+        """Parse a body; a thread parses long bodies, so that no stream waits."""
         server = self._server
 
         def parse() -> tuple[Body, list[PendingAnswer]]:
@@ -533,7 +532,7 @@ class _Endpoint:
         return body, choices
 
     async def _stream(self, exchange: Exchange, scope: Scope, send: Send, gone: asyncio.Future[Any]) -> None:
-        """Server-sent events; tokens go to the connection itself if there is one (``Exchange.connect``)."""
+        """Send server-sent events; tokens go to the connection directly if possible (``Exchange.connect``)."""
         answer = exchange.answer
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -571,14 +570,14 @@ class _Endpoint:
 
 
 def model_of(scenario: Scenario) -> str:
-    """The name under which a scenario's model is served."""
+    """Name under which a scenario's model is served."""
     if isinstance(scenario.model, str):
         return Path(scenario.model).stem if scenario.model.endswith((".json", ".gguf")) else scenario.model
     return str(scenario.model.get("name", "model"))
 
 
 def _longest(limits: Any) -> int:
-    """Tokens of the longest request: what the model takes, or what the KV cache holds."""
+    """Maximum tokens of a request: the model's maximum length or the capacity of the KV cache, whichever is smaller."""
     capacity_tokens = int((limits.num_blocks - limits.watermark_blocks) * limits.block_size)
     return capacity_tokens if limits.max_model_len is None else min(capacity_tokens, limits.max_model_len)
 
@@ -594,13 +593,13 @@ async def _raw(request: Request) -> bytes:
 
 
 async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> bool:
-    """Wait for either event; True if ``one`` has happened."""
+    """True if ``one`` has happened, after waiting for either event."""
     await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
     return one.done()
 
 
 async def _drained(send: Send) -> bool:
-    """True if the client reads again within ``UNREAD_S``; uvicorn sends an empty part once it does."""
+    """True if the client reads again within ``UNREAD_S``; uvicorn then completes the send of an empty part."""
     try:
         await asyncio.wait_for(send(_part(b"")), UNREAD_S)
     except TimeoutError:
@@ -644,7 +643,7 @@ async def _version(request: Request) -> Response:
 
 
 def _protocol() -> Any:
-    """uvicorn's HTTP with httptools, each request's connection lent to it; without httptools as uvicorn likes."""
+    """HTTP protocol for uvicorn: httptools with each request's connection in its scope, else "auto"."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:
@@ -654,7 +653,7 @@ def _protocol() -> Any:
         timer: asyncio.TimerHandle | None = None
         half_closed = False
         refusal: BadRequestError | None = None
-        """Part of the request that is too large; None while none is."""
+        """Error about the part of the request that is too large; None if no part is."""
         header_bytes = body_bytes = framing_bytes = 0
         """Bytes of the request's headers, of its body, and of non-body data after its first packet."""
 
@@ -663,7 +662,7 @@ def _protocol() -> Any:
             self._expect()
 
         def data_received(self, data: bytes) -> None:
-            """Take a packet; a request that is too large is refused before it is complete."""
+            """Process a packet; a request that is too large is refused before it is complete."""
             if self.refusal is not None:
                 return
             self.framing_bytes += len(data)
@@ -695,7 +694,7 @@ def _protocol() -> Any:
             return self.refusal
 
         def send_400_response(self, msg: str) -> None:
-            """Refuse a request in OpenAI's shape, and let the client read that before the connection closes."""
+            """Refuse a request in OpenAI's error format; the client may read it before the connection closes."""
             error = self.refusal = self.refusal or BadRequestError(msg)
             status = f"{error.status} {HTTPStatus(error.status).phrase}"
             head = f"HTTP/1.1 {status}\r\ncontent-type: {JSON}\r\ncontent-length: {len(error.body)}\r\n"
@@ -721,7 +720,7 @@ def _protocol() -> Any:
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """True if the answer goes on: a client that has sent all that it will may still read it."""
+            """True if the answer continues, because a client that has closed its sending side may still read."""
             cycle = self.cycle
             complete = cycle is None or cycle.response_complete or cycle.more_body
             self.half_closed = not complete and self.refusal is None
@@ -730,7 +729,7 @@ def _protocol() -> Any:
             return self.half_closed
 
         def _probe(self, after_s: float) -> None:
-            """Send an interim answer, which a client that reads skips and the system of one that left resets."""
+            """Send an interim response: a reading client skips it, a client that has left resets the connection."""
             if self.cycle.response_started or self.transport.is_closing():
                 return
             if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -761,11 +760,11 @@ def run_server(server: Server, host: str, port: int, ready: Callable[[str], None
 
     Args:
         server: the server to run.
-        host, port: where; port 0 takes any that is free.
-        ready: called with the address once requests are taken.
+        host, port: address to serve on; port 0 picks a free port.
+        ready: function called with the address when requests are accepted.
 
     Raises:
-        ForerunError: the address cannot be had.
+        ForerunError: the address is in use or not available.
     """
     import uvicorn
 

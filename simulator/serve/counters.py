@@ -1,4 +1,4 @@
-"""Metrics of ``/metrics``, under vLLM's names and in simulated time."""
+"""Metrics for ``/metrics``, with vLLM's names and in simulated time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from simulator.serve.observed import metric_tables
 from simulator.serving import StepLog
 
 MOST_ROWS = 4096
-"""Step records that wait for the next look at the metrics."""
+"""Maximum number of step records that wait for the next scrape of the metrics."""
 FINISHES = ("stop", "length", "abort")
 LABELS = ("model_name", "engine")
 
 
 class Histogram:
-    """Counts by bucket, and their sum.
+    """Histogram: counts by bucket, and the sum of the values.
 
-    An observation takes 0.3 us (1.4 us in prometheus_client's), and many equal ones are one.
+    An observation takes 0.3 us (1.4 us in prometheus_client), and many equal observations take one call.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -34,14 +34,14 @@ class Histogram:
         self.sum += value * count
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound, as Prometheus writes it, and how many are below."""
+        """Upper bound of each bucket, as Prometheus writes it, and the cumulative count."""
         below = np.cumsum(self.counts).tolist()
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(names, below, strict=True))
 
 
 def token_bounds(most: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, ... up to ``most``: vLLM's buckets of token counts."""
+    """Bounds of vLLM's buckets of token counts: 1, 2, 5, 10, 20, 50, ... up to ``most``."""
     bounds = (float(digit * 10**power) for power in range(12) for digit in (1, 2, 5))
     return [bound for bound in bounds if bound <= max(1, most)]
 
@@ -62,7 +62,7 @@ class Counters:
         self.finished = dict.fromkeys(FINISHES, 0)
 
     def first(self, slot: int, at_s: float) -> None:
-        """A request has its first token."""
+        """Count the first token of a request."""
         log = self._fleet.log
         self.prompt_tokens += log.input_tokens[slot]
         self._seen["first_token"].observe(at_s - log.arrival_s[slot])
@@ -70,7 +70,7 @@ class Counters:
         self._seen["prefill"].observe(at_s - log.scheduled_s[slot])
 
     def ended(self, slot: int, first_s: float, at_s: float, tokens: int, requested: int | None, finish: str) -> None:
-        """A request has its last token."""
+        """Count the end of a request."""
         log = self._fleet.log
         self.finished[finish] += 1
         if len(log.steps) > MOST_ROWS:
@@ -94,7 +94,7 @@ class Counters:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Any]:
-        """Metric families, as a collector of prometheus_client gives them."""
+        """Metric families, as expected from a collector of prometheus_client."""
         self._fleet.log.settle()
         self._take_steps(self._fleet.log.steps)
         yield from self._gauges()
@@ -102,7 +102,7 @@ class Counters:
         yield from self._histograms()
 
     def _take_steps(self, steps: StepLog) -> None:
-        """Count the tokens of each engine step and forget it."""
+        """Count the tokens of each engine step, then delete the step records."""
         tokens = steps.integers("prefill_tokens") + steps.integers("output_tokens")
         for value, count in zip(*np.unique(tokens, return_counts=True), strict=True):
             self._seen["iteration"].observe(int(value), int(count))

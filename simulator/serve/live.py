@@ -23,11 +23,11 @@ from simulator.workload import RequestStream
 from traces import PrefixHashes
 
 SLOTS = 1 << 16
-"""Maximum requests under way at once. A slot is reused after all others; acceptance draws depend on the slot number,
-and so repeat after that many requests."""
+"""Maximum number of simultaneous requests. Slots are reused in order, and acceptance draws depend on the slot number,
+so draws repeat after this many requests."""
 
 MOST_REHEARSED = 4096
-"""Events of a rehearsal's round: a fleet whose replicas all fail does not end it."""
+"""Maximum events per warm-up round; without a limit, a fleet whose replicas all fail would never end a round."""
 
 
 class Delivery(NamedTuple):
@@ -36,17 +36,17 @@ class Delivery(NamedTuple):
     slot: int
     tokens: int
     at_s: float
-    """Simulated time."""
+    """Simulated time of the delivery."""
     ended: bool
     refusal: str | None = None
-    """Why the router turned the request away."""
+    """Reason for which the router refused the request; None if it did not."""
 
 
 class _Environment(Timeline):
-    """Simulated time in which a request may come in at any moment. No replica runs ahead over more than one step."""
+    """Simulated time in which a request may arrive at any moment. No replica simulates more than one step ahead."""
 
     def peek(self) -> float:
-        """The next event, or the next instant."""
+        """Time of the next event, at most the next representable instant."""
         return min(self.next_s, float(np.nextafter(self.now, inf)))
 
     @property
@@ -56,7 +56,7 @@ class _Environment(Timeline):
 
 
 class _Hashes(PrefixHashes):
-    """Prefix hashes of the requests in their slots."""
+    """Prefix hashes of the running requests, by slot."""
 
     slots: dict[int, IntArray]
 
@@ -70,7 +70,7 @@ class _Hashes(PrefixHashes):
 
 
 class _Log(RunLog):
-    """A log whose slots are used again, and that tells of requests that are turned away."""
+    """Run log with reusable slots and a list of refused requests."""
 
     def __init__(self, stream: RequestStream, steps: StepLog, positions: int) -> None:
         super().__init__(stream, steps, positions)
@@ -87,13 +87,13 @@ class _Log(RunLog):
         self.scheduled_s[slot] = self.first_token_s[slot] = self.finished_s[slot] = nan
 
     def drop_gaps(self) -> None:
-        """Forget gaps between tokens that nobody will ask for."""
+        """Delete recorded gaps between tokens, which a live fleet does not use."""
         for output in self.outputs.values():
             output.gaps.forget()
 
 
 def _groups(scheduler: Any) -> Sequence[Any]:
-    """The schedulers of a replica's attention groups; most have one."""
+    """Schedulers of a replica's attention groups; usually one."""
     groups: Sequence[Any] = getattr(scheduler, "groups", (scheduler,))
     return groups
 
@@ -104,7 +104,7 @@ def running_requests(scheduler: Any) -> int:
 
 @dataclass
 class Totals:
-    """Sums over requests that are over, what running ones add is in the log."""
+    """Sums over ended requests; values of running requests are in the log."""
 
     preemptions: int = 0
     draft_tokens: int = 0
@@ -113,7 +113,7 @@ class Totals:
 
 
 class LiveFleet:
-    """The fleet of a scenario, fed while its time goes by."""
+    """Fleet of a scenario that accepts requests while its simulated time advances."""
 
     def __init__(self, build: Build, slots: int = SLOTS) -> None:
         self.build = build
@@ -150,17 +150,17 @@ class LiveFleet:
 
     @property
     def queued(self) -> int:
-        """Requests that wait at the router or at a replica, including requests inside an API server."""
+        """Number of requests that wait at the router, at a replica or in an API server."""
         return self.under_way - sum(map(running_requests, self.schedulers))
 
     @property
     def free(self) -> int:
-        """Requests that can still be handed in."""
+        """Number of free slots."""
         return len(self._free)
 
     @property
     def under_way(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._hashes.slots)
 
     def submit(
@@ -169,8 +169,8 @@ class LiveFleet:
         """Submit a request; returns its slot, or None if no slot is free.
 
         Args:
-            input_tokens, output_tokens: of prompt and answer; the fleet's ``refusal`` says what can be served.
-            hashes: of the whole blocks of prompt and answer.
+            input_tokens, output_tokens: lengths of prompt and answer; check the fleet's ``refusal`` first.
+            hashes: prefix hashes of the whole blocks of prompt and answer.
             at_s: simulated time of arrival; a time in the past counts as now.
         """
         if not self._free:
@@ -222,7 +222,7 @@ class LiveFleet:
         log.output_tokens[slot] = 1
 
     def _watched(self, engine: Any) -> None:
-        """Hand out the tokens of the step that an engine has planned, and write down which requests got some."""
+        """Commit the step that an engine has planned, and record a delivery for each request that got tokens."""
         batches = (scheduler.running for scheduler in _groups(engine.scheduler))
         before = [(sequence, sequence.generated_tokens) for batch in batches for sequence in batch]
         engine.commit()
@@ -250,8 +250,8 @@ class LiveFleet:
 
 
 def rehearse(build: Build) -> None:
-    """Serve made-up requests, so that price tables exist before clients connect. Building tables on demand would stall
-    streams for up to a tenth of a second at a time.
+    """Serve artificial requests, so that price tables exist before clients connect. Building tables on demand would
+    stall streams for up to a tenth of a second each time.
     """
     limits = build.main.limits
     fleet = LiveFleet(build, slots=limits.max_num_seqs + 1)

@@ -19,14 +19,14 @@ from traces.requests.calls import TracedSpan, outer_note, requests_of, spans_of
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 CLOCK = "forerun:simulated_seconds"
-"""A simulated engine's own clock, which may run faster than the wall's."""
+"""Metric of a simulated engine's clock, which may run faster than wall-clock time."""
 LEAST_COUNT, LARGEST_COUNT = 1e-9, 1e15
-"""Range of a counter that is not zero: a nanosecond, and whole numbers that double precision still holds."""
+"""Plausible range of a nonzero counter: a nanosecond to integers that double precision represents exactly."""
 MOST_POSITIONS = 4096
 PARTS = 5
 """Number of lengths that represent one histogram bucket."""
 Sample = tuple[str, tuple[tuple[str, str], ...]]
-"""Name and labels."""
+"""Name and labels of a Prometheus sample."""
 
 
 def metric_tables() -> Json:
@@ -44,7 +44,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Metrics of a live engine over a time window; None if the source lacks them."""
+    """Metrics of a live engine over a time window; a value is None if the source lacks it."""
 
     source: str
     duration_s: float | None = None
@@ -52,15 +52,15 @@ class Observed:
     prompt_tokens: float | None = None
     output_tokens: float | None = None
     prompt_lengths: tuple[tuple[int, float], ...] = ()
-    """(tokens, how many requests); from a histogram, within its buckets."""
+    """(tokens, number of requests); from a histogram, spread within its buckets."""
     output_lengths: tuple[tuple[int, float], ...] = ()
     arrivals: tuple[tuple[float, int, int], ...] = ()
     """(arrival seconds, prompt tokens, output tokens) of each request; empty without spans."""
     ttft: Mean | None = None
     itl: Mean | None = None
-    """Gaps between deliveries; a verify step delivers several tokens at once."""
+    """Gaps between deliveries of tokens; a verify step delivers several tokens at once."""
     tpot: Mean | None = None
-    """Time of all tokens after the first of each request, over their number."""
+    """Total time of all tokens after the first token of each request, divided by their number."""
     prefill: Mean | None = None
     e2el: Mean | None = None
     cache_queries: float | None = None
@@ -74,7 +74,7 @@ class Observed:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of prompt tokens found in the prefix cache."""
+        """Share of prompt tokens that hit the prefix cache."""
         if self.cache_hits is None:
             return None
         queries = self.cache_queries if self.cache_queries is not None else self.prompt_tokens
@@ -82,14 +82,14 @@ class Observed:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens of a verify step, the bonus token included."""
+        """Mean tokens per verify step, bonus token included."""
         if not self.drafts or self.accepted_tokens is None:
             return None
         return 1.0 + self.accepted_tokens / self.drafts
 
 
 def observe_url(url: str, seconds: float) -> Observed:
-    """Scrape a ``/metrics`` address twice."""
+    """Metrics between two scrapes of a ``/metrics`` URL."""
     import time
 
     first, began = _scraped(url), time.monotonic()
@@ -111,8 +111,8 @@ def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
     """Metrics from one file, or the difference between two scrapes in two files.
 
     Args:
-        files: a Prometheus text, two of them (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
-        seconds: time that the text covers or between the two, if the files do not state it.
+        files: one Prometheus text or two (earlier, later), a range query's JSON, OTLP JSON, or a benchmark result.
+        seconds: time that the text covers, or time between the two texts, if the files do not state it.
     """
     texts = [(file, _text(file)) for file in files]
     if len(texts) == 2:
@@ -149,7 +149,7 @@ def _json(file: Path, text: str) -> Observed:
 
 
 def _lines(text: str) -> list[Any]:
-    """Documents of a JSON-lines file, as an OTLP file exporter writes it; [] where it is none."""
+    """Documents of a JSON-lines file, as an OTLP file exporter writes it; [] for any other text."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError:
@@ -157,7 +157,7 @@ def _lines(text: str) -> list[Any]:
 
 
 def samples_of(text: str, place: str) -> dict[Sample, float]:
-    """Every sample of a Prometheus text."""
+    """Parse all samples of a Prometheus text."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
@@ -177,7 +177,7 @@ def samples_of(text: str, place: str) -> dict[Sample, float]:
 
 
 def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: str, seconds: float | None) -> Observed:
-    """Metrics between two scrapes; a counter that decreased is taken to have restarted from zero."""
+    """Metrics between two scrapes; a counter that decreased is assumed to have restarted from zero."""
     odd = {key for samples in (first, last) for key, value in samples.items() if not _counts_something(key, value)}
     last = {key: value for key, value in last.items() if key not in odd}
     grown = {key: value - first.get(key, 0.0) if value >= first.get(key, 0.0) else value for key, value in last.items()}
@@ -196,7 +196,7 @@ def between(first: Mapping[Sample, float], last: Mapping[Sample, float], place: 
 
 
 def _number(value: Any) -> float:
-    """A number of a file as a float; NaN if it is none, or has hundreds of digits."""
+    """Convert a value to float; NaN if it is not a number, or has hundreds of digits."""
     try:
         return float(value)
     except (OverflowError, TypeError, ValueError):
@@ -204,7 +204,7 @@ def _number(value: Any) -> float:
 
 
 def _counts_something(key: Sample, value: float) -> bool:
-    """True if a sample may be a count or sum of seconds with the labels of a bucket or position."""
+    """True if a sample has a plausible value (count or seconds) and a valid bucket or position label."""
     labels = dict(key[1])
     bounded = not key[0].endswith("_bucket") or _number(labels.get("le")) >= 0
     placed = "position" not in labels or _number(labels["position"]) in range(MOST_POSITIONS)
@@ -212,7 +212,7 @@ def _counts_something(key: Sample, value: float) -> bool:
 
 
 def _names_used() -> tuple[str, ...]:
-    """Names that the metrics of the twin begin with."""
+    """Prefixes of the names of metrics that the twin uses."""
     tables = metric_tables()
     groups = [*tables["counters"].values(), *tables["histograms"].values()]
     return (PER_POSITION, CLOCK, *(name for names in groups for name in names))
@@ -250,7 +250,7 @@ def _histograms(grown: Mapping[Sample, float]) -> Json:
 
 
 def _lengths(grown: Mapping[Sample, float], name: str, mean: float) -> tuple[tuple[int, float], ...]:
-    """Lengths spread evenly, in logarithms, over a histogram's buckets, then moved to the known mean."""
+    """Lengths from a histogram: log-uniform within each bucket, then scaled to the known mean."""
     below: dict[float, float] = {}
     for (sample, labels), value in grown.items():
         if sample == f"{name}_bucket":
@@ -280,7 +280,7 @@ def _positions(grown: Mapping[Sample, float]) -> Json:
 
 
 def _range_query(data: Mapping[str, Any], place: str) -> Observed:
-    """The growth of every series over a range query's answer."""
+    """Metrics from the growth of every series in a range query's result."""
     first: dict[Sample, float] = {}
     last: dict[Sample, float] = {}
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""Simulated time at the pace of a wall clock: one timer lets tokens out when their step ends."""
+"""Simulated time at the pace of a wall clock: one timer releases tokens when their step ends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from math import inf
 from simulator.serve.live import Delivery, LiveFleet
 
 TIMER_S = 2.2e-3
-"""Event loops keep timers to a millisecond, and asyncio's rounds up twice: it is woken so much sooner."""
+"""Seconds by which timers are set earlier: event loops have millisecond timers, and asyncio rounds up twice."""
 NAP_S = 0.1e-3
-"""Longest sleep at once: between naps requests are taken."""
+"""Longest single sleep in seconds; requests are accepted between sleeps."""
 MOST_LEAD_S = 5e-3
-"""Maximum seconds before a step's tokens are due at which work on them begins."""
+"""Maximum lead time, in seconds, between the preparation of a step's tokens and their due time."""
 SLACK_S = 0.3e-3
 """Target time between preparing tokens and sending them, on average, in seconds."""
 SMOOTHING = 0.2
 MOST_LEARNT_S = 0.5e-3
-"""A machine that was away for a while is not expected to be away at the next step."""
+"""Maximum correction of the lead time per step, in seconds: a stall of the machine should not affect later steps."""
 
 
 class Pace:
     """Drives a fleet by the event loop's clock.
 
-    The engine is one step ahead: when a step begins its end is known, and its tokens are let out then.
+    The simulation is one step ahead: when a step begins, its end is known; its tokens are released at that end.
     """
 
     def __init__(self, fleet: LiveFleet, speed: float, deliver: Callable[[Sequence[Delivery]], None]) -> None:
@@ -54,7 +54,7 @@ class Pace:
         return self._loop
 
     def due(self, at_s: float) -> float:
-        """Time on the loop's clock of a moment of simulated time."""
+        """Convert simulated time to the event loop's clock."""
         return self._origin_s + at_s / self._speed
 
     @property
@@ -62,19 +62,19 @@ class Pace:
         return (self.loop.time() - self._origin_s) * self._speed
 
     def submit(self, input_tokens: int, output_tokens: int, hashes: Sequence[int], at_s: float) -> int | None:
-        """A request arrived at ``at_s``; its slot, or None if there is none left."""
+        """Submit a request that arrived at ``at_s``; returns its slot, or None if no slot is free."""
         self._let_out(at_s)
         slot = self._fleet.submit(input_tokens, output_tokens, hashes, at_s)
         self._aim()
         return slot
 
     def settle(self) -> None:
-        """Let the router act on what has just arrived."""
+        """Let the router process requests that have just arrived."""
         self._let_out(self._fleet.now)
         self._aim()
 
     def _aim(self) -> None:
-        """Set the timer for what happens next."""
+        """Set the timer for the next event."""
         next_s = self._fleet.next_s
         if next_s == self._aimed_s and self._timer is not None:
             return
@@ -98,7 +98,7 @@ class Pace:
         self._aim()
 
     def send(self, chunks: Sequence[tuple[Callable[[bytes], None], bytes]], at_s: float) -> list[float]:
-        """Send each chunk, half of them before their due time and half after; returns the times by the loop's clock."""
+        """Send chunks, half of them before the due time and half after; returns the send times by the loop's clock."""
         clock = self.loop.time
         slack_s = self.due(at_s) - len(chunks) * self._chunk_s / 2 - clock()
         if slack_s > 0:

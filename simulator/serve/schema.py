@@ -1,4 +1,4 @@
-"""JSON that a JSON Schema allows, with text of any length where the schema leaves a string free."""
+"""Generation of JSON that is valid under a JSON Schema, with text of any length in a free string."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forerun.document import Json
 from simulator.serve.tokens import filler, tokens_of
 
 MOST_VALUES = 2000
-"""Values in one JSON document; definitions that use each other could ask for any number."""
+"""Maximum values in one JSON document; recursive definitions could require any number."""
 DEEPEST = 64
 LONGEST_TEXT = 100_000
 ANNOTATIONS = {"$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default"} | {
     *("examples", "deprecated", "readOnly", "writeOnly", "nullable", "format", "contentEncoding", "contentMediaType"),
     "discriminator",
 }
-"""Keywords that allow and forbid no value."""
+"""Schema keywords without effect on valid values."""
 KEYWORDS = ANNOTATIONS | {
     *("$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "minimum", "maximum"),
@@ -48,12 +48,12 @@ TYPES: Json = {
 
 
 def json_tokens(schema: Any, number: int = 0, least: int = 0) -> list[str]:
-    """Tokens of JSON that a schema allows, at least ``least`` of them: a free string takes words, the end blanks.
+    """Tokens of valid JSON for a schema, at least ``least``: words fill a free string, line ends the remainder.
 
     Args:
         schema: JSON Schema.
-        number: number of the filler text to take words from.
-        least: tokens wanted; a document that needs more has more.
+        number: number that selects the filler text.
+        least: minimum number of tokens.
 
     Raises:
         ValueError: no JSON Schema, or one with a keyword that is not modelled.
@@ -68,7 +68,7 @@ def json_tokens(schema: Any, number: int = 0, least: int = 0) -> list[str]:
 
 
 def takes_words(schema: Any) -> bool:
-    """True if JSON of a schema has a free string, so that it can be longer than its shortest form."""
+    """True if JSON for a schema has a free string, so that it can be longer than its shortest form."""
     return len(_tokens(schema, filler(0, 0, 8))) > len(_tokens(schema, ""))
 
 
@@ -80,13 +80,13 @@ def _tokens(schema: Any, text: str) -> list[str]:
 
 
 class _Maker:
-    """One value of a schema; the first free string is ``text``."""
+    """Generator of one value for a schema; the first free string contains ``text``."""
 
     def __init__(self, root: Any, text: str) -> None:
         self._root, self._text, self._values = root, text, 0
 
     def value(self, schema: Any, refs: tuple[str, ...], depth: int) -> Any:
-        """A value that ``schema`` allows; ``refs`` are the references that led to it."""
+        """Generate a value that is valid under ``schema``; ``refs`` are the references followed so far."""
         self._values += 1
         if self._values > MOST_VALUES or depth > DEEPEST:
             raise ValueError(f"more than {MOST_VALUES:,} values or {DEEPEST} levels are needed")
@@ -118,7 +118,7 @@ class _Maker:
         return getattr(self, f"_{kind}")(schema, refs, depth)
 
     def _first(self, rest: Any, options: list[Any], refs: tuple[str, ...], depth: int) -> Any:
-        """The value of the first option that has one."""
+        """Value of the first option for which a value can be generated."""
         failed = "a choice without options"
         for option in sorted(options, key=lambda option: "$ref" in json.dumps(option)) if _repeats(refs) else options:
             try:
@@ -128,7 +128,7 @@ class _Maker:
         raise ValueError(failed)
 
     def _resolved(self, schema: Any) -> Any:
-        """A part of the schema, or what it refers to together with its own limits."""
+        """Resolve a reference: the referenced schema merged with the constraints next to the reference."""
         if schema is True or "$ref" not in schema:
             return schema
         ref, part = schema["$ref"], self._root
@@ -139,7 +139,7 @@ class _Maker:
         return _merged(part, {key: value for key, value in schema.items() if key != "$ref"})
 
     def _check_exclusive(self, options: list[Any]) -> None:
-        """Refuse ``oneOf`` if a value could fit two of its options."""
+        """Raise ValueError if a value could match two options of ``oneOf``."""
         marks: list[tuple[Any, Json]] = []
         for option in map(self._resolved, options):
             own = {"": option, **{name: option["properties"].get(name) for name in option.get("required", ())}}
@@ -196,10 +196,10 @@ class _Maker:
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """A schema that allows what both allow.
+    """Merge two schemas into a schema for values that are valid under both.
 
     Raises:
-        ValueError: both limit one thing, each in its own way.
+        ValueError: both schemas have the same keyword with different values.
     """
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return one if other is True else other if one is True else False
@@ -219,12 +219,12 @@ def _merged(one: Any, other: Any) -> Any:
 
 
 def _repeats(refs: tuple[str, ...]) -> bool:
-    """True inside a definition that contains itself, where only what must be there is made."""
+    """True inside a recursive definition; only required parts are generated there."""
     return len(set(refs)) < len(refs)
 
 
 def _kind_of(schema: Mapping[str, Any]) -> str:
-    """The type that a schema without a type describes."""
+    """Implied type of a schema without ``type``."""
     if "properties" in schema or "required" in schema:
         return "object"
     if "items" in schema or "prefixItems" in schema or "minItems" in schema:
@@ -233,7 +233,7 @@ def _kind_of(schema: Mapping[str, Any]) -> str:
 
 
 def _constant(schema: Any) -> list[Any] | None:
-    """The only value that a property may have, in a list; None if it may have several."""
+    """List with the only valid value of a property; None if several values are valid."""
     if isinstance(schema, Mapping) and "const" in schema:
         return [schema["const"]]
     only = schema.get("enum") if isinstance(schema, Mapping) else None
@@ -241,7 +241,7 @@ def _constant(schema: Any) -> list[Any] | None:
 
 
 def _listed(schema: Mapping[str, Any]) -> Any:
-    """The first listed value of the schema's type."""
+    """First value of ``enum`` or ``const`` that has the schema's type."""
     beside = schema.keys() - ANNOTATIONS - {"type", "enum" if "enum" in schema else "const"}
     if beside:
         raise ValueError(f"{min(beside)!r} together with {'enum' if 'enum' in schema else 'const'} is not modelled")
@@ -253,7 +253,7 @@ def _listed(schema: Mapping[str, Any]) -> Any:
 
 
 def _number(schema: Mapping[str, Any], whole: bool) -> float:
-    """A number within the limits; zero if allowed."""
+    """Generate a number within the limits; zero if it is valid."""
     bounds = {
         key: schema[key] for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in schema
     }

@@ -1,8 +1,8 @@
-"""Text as tokens of about the usual size, hashed block by block, and filler text of a given length.
+"""Approximate tokenisation of text, block hashes of tokens, and filler text of a given length.
 
 No tokenizer of a model is loaded: a token is a word of up to eight letters (longer ones are cut), up to three digits,
-or a mark or two, which comes to about four characters of English prose a token. Counting goes from left to right, so
-texts that start alike have tokens that start alike: that is what prefix caching lives on.
+or one or two punctuation marks: about four characters of English prose per token. Tokens are split from left to right,
+so texts with a common start have common first tokens, as prefix caching requires.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LINE = (
     "sound no most people my over know water than call first who may down side been now find"
 )
 WORDS = tuple(f" {word}" for word in LINE.split())
-"""Words that are one token each under the pattern above and in nearly every tokenizer."""
+"""Words that are one token each under this pattern and in nearly every tokenizer."""
 ENDS = (0, *accumulate(map(len, WORDS)))
-"""Ends of the first n words."""
+"""Length in characters of the first n words, by n."""
 
 Token = str | int
 
 
 def tokens_of(text: str, most: int | None = None) -> list[str]:
-    """The pieces of a text that count as tokens, the first ``most`` of them; together they are the text."""
+    """Split a text into tokens, at most the first ``most``; the joined tokens are the text."""
     return [piece.group() for piece in islice(PIECES.finditer(text), most)]
 
 
@@ -59,7 +59,7 @@ def filler(number: int, first: int, count: int) -> str:
 
 
 def block_hashes(tokens: Sequence[Token], block_tokens: int) -> list[int]:
-    """A hash of each whole block and all before it: equal where everything up to there is equal."""
+    """Hash of each whole block and all earlier blocks; equal hashes mean equal prefixes."""
     hashes, before = [], b""
     for end in range(block_tokens, len(tokens) + 1, block_tokens):
         block = "\0".join(map(str, tokens[end - block_tokens : end]))

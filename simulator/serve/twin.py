@@ -1,8 +1,8 @@
-"""A live engine beside its twin: the same traffic simulated, what differs and why, and what would change it.
+"""Comparison of a live engine with a simulated twin under the same traffic: gaps, causes, and effects of changes.
 
-The traffic is rebuilt from what was seen (rate, lengths, hits, acceptance) and served by the scenario; several seeds
-say how far such a run scatters. What lies beyond is blamed on one of five: the load, the drafter, the prefix cache,
-host work between steps, or kernels.
+The traffic is rebuilt from measurements (rate, lengths, cache hits, acceptance) and simulated with the scenario;
+several seeds give the random spread. Larger gaps are attributed to one of five causes: the load, the drafter, the
+prefix cache, host work between steps, or kernels.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from traces import PrefixHashes
 
 Document = Json
 LONGEST_TOKENS = 10**8
-"""Longer requests are damage of a file."""
+"""Maximum plausible tokens of a request; a file with longer requests is damaged."""
 SEEDS = 8
 FALSE_ALARM = 0.01
-"""Chance that a healthy engine raises any alarm."""
+"""Probability that a healthy engine raises any alarm."""
 REQUESTS = (200, 1500)
 """Minimum and maximum requests of a simulated run."""
 FLOOR = 0.005
-"""Relative error of the rebuilt traffic itself: lengths are known by bucket."""
+"""Relative error of the rebuilt traffic, because lengths are known only by bucket."""
 HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_s")
-"""Host costs of an engine that one factor moves together."""
+"""Host costs of an engine that the factor ``host`` multiplies."""
 LATENCIES = ("tpot", "prefill", "ttft")
-"""Checked latencies; ``tpot`` is the time of all tokens after the first over their number, whatever a step delivers."""
+"""Checked latencies; ``tpot`` is the total time of all tokens after the first, divided by their number."""
 CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")
 OBSERVED = ("duration_s", "requests", "prompt_tokens", "output_tokens", "acceptance_length")
 METRICS = {
@@ -55,12 +55,12 @@ METRICS = {
     "prefill": "prefill time (ms)",
     "ttft": "time to first token (ms)",
 }
-"""Checked metrics in words."""
+"""Labels of checked metrics."""
 LATENCY_FLOOR = 0.001
 """Relative error of mean latencies due to the rebuilt traffic (small: mean lengths nearly determine latencies)."""
 FACTOR_LIMITS = (0.1, 10.0)
 PROBE, CLOSE, DISTINCT = 0.3, 2e-3, 0.02
-"""Logarithms of the first factor tried, of the accuracy of a factor, and of the least distance for a slope."""
+"""Logarithms of the first factor tried, the tolerance of a factor, and the minimum distance for a slope."""
 CAUSES = {
     "load": "the traffic is not what the scenario expects",
     "drafter": "draft tokens are accepted more or less often than the scenario says",
@@ -75,13 +75,13 @@ class Check(NamedTuple):
 
     metric: str
     cause: str | None
-    """Cause named when the check is out of bounds; None where several causes are possible."""
+    """Cause reported if the check raises an alarm; None if several causes are possible."""
     measured: float
     expected: float
     spread: float
-    """Standard deviation of ``log(measured / expected)`` by chance."""
+    """Random standard deviation of ``log(measured / expected)``."""
     scores: float
-    """Distance in standard deviations."""
+    """Gap in standard deviations."""
     alarm: bool
 
     @property
@@ -91,14 +91,14 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A scenario under the traffic that was seen."""
+    """A scenario under the measured traffic."""
 
     scenario: Scenario
     seen: Observed
     seed: int
 
     def run(self, seed: int, host: float = 1.0, kernels: float = 1.0, **changes: Any) -> RunResult:
-        """One run of the rebuilt traffic.
+        """Simulate the rebuilt traffic once.
 
         Kernels that take ``kernels`` times as long are simulated as slower time: arrivals and host work are sped up by
         that factor, and resulting times are multiplied by it.
@@ -109,7 +109,7 @@ class Twin:
         return simulate(scenario, seed, stream=self.stream(seed, kernels), factors=factors, full_step_rows=0)
 
     def means(self, seeds: Sequence[int], host: float = 1.0, kernels: float = 1.0, **changes: Any) -> FloatArray:
-        """Mean latencies of each seed's run: [seed, latency of ``LATENCIES``], seconds."""
+        """Mean latencies of each seed's run in seconds, as an array [seed, latency of ``LATENCIES``]."""
         rows = []
         for seed in seeds:
             result = self.run(seed, host, kernels, **changes)
@@ -128,7 +128,7 @@ class Twin:
         return len(seen) if seen else int(min(max(self.seen.requests or 0.0, REQUESTS[0]), REQUESTS[1]))
 
     def stream(self, seed: int, kernels: float) -> RequestStream:
-        """The observed traffic: recorded arrivals where known, else a Poisson process of the same rate."""
+        """Requests of the measured traffic: recorded arrivals if known, else a Poisson process of the same rate."""
         seen, rng, count = self.seen, np.random.default_rng([seed, 0x7317]), self.count
         if seen.arrivals:
             at_s, prompts, answers = (np.array(column) for column in zip(*seen.arrivals, strict=True))
@@ -144,7 +144,7 @@ class Twin:
 
 
 def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Generator) -> IntArray:
-    """Lengths in the shares that are given, as exactly as ``count`` allows, in random order."""
+    """Draw lengths in the given shares, as exactly as ``count`` allows, in random order."""
     tokens, weights = (np.array(column) for column in zip(*lengths, strict=True))
     places = (rng.permutation(count) + 0.5) / count
     drawn: IntArray = tokens[np.searchsorted(np.cumsum(weights) / np.sum(weights), places)]
@@ -152,7 +152,7 @@ def _drawn(lengths: Sequence[tuple[int, float]], count: int, rng: np.random.Gene
 
 
 def _shared_starts(prompts: IntArray, share: float | None, block: int) -> PrefixHashes | None:
-    """Prefix hashes that give a hit rate of ``share``: every prompt shares that share of its tokens at its start."""
+    """Prefix hashes that give a hit rate of ``share``: every prompt starts with this share of common tokens."""
     if not share:
         return None
     blocks = prompts // block
@@ -172,18 +172,18 @@ def twin(
     what_ifs: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> TwinResult:
-    """Figures of an engine beside those that it should have.
+    """Compare the metrics of a live engine with the expected metrics of a scenario.
 
     Args:
-        scenario: what it should be: model, hardware, engine, speculation, and the traffic that is expected.
-        seen: what was observed.
+        scenario: expected state: model, hardware, engine, speculation and traffic.
+        seen: metrics of the live engine.
         seed: the first of ``SEEDS`` seeds.
-        tolerance: relative gap that is put down to the model; on a real engine, the error of ``replay requests``.
-        what_ifs: look for changes that pay on this traffic.
-        progress: called with (parts done, parts in all).
+        tolerance: relative gap attributed to model error; on a real engine, the error of ``replay requests``.
+        what_ifs: whether to search for changes that pay on this traffic.
+        progress: called with (parts done, parts in total).
 
     Raises:
-        ForerunError: what was seen does not tell the traffic, or the scenario cannot serve it.
+        ForerunError: the metrics do not determine the traffic, or the scenario cannot serve it.
     """
     seen = with_lengths(seen)
     _require(seen)
@@ -227,7 +227,7 @@ def _require(seen: Observed) -> None:
 
 
 def _per_token(scenario: Scenario, seen: Observed) -> Observed:
-    """Observed figures, with gaps between deliveries as the time per token only where each delivers one token."""
+    """Metrics with ``itl`` as the time per token if it is unknown and each delivery is one token."""
     if seen.tpot is not None or seen.itl is None:
         return seen
     if scenario.speculation is None or scenario.speculation.method == "none":
@@ -237,7 +237,7 @@ def _per_token(scenario: Scenario, seen: Observed) -> Observed:
 
 
 def with_lengths(seen: Observed) -> Observed:
-    """Fill in lengths from their means if there is no histogram."""
+    """Set lengths to their mean if the source has no histogram."""
     if not seen.requests or seen.arrivals:
         return seen
     changes = {
@@ -249,7 +249,7 @@ def with_lengths(seen: Observed) -> Observed:
 
 
 def _bound() -> float:
-    """Distance from which a check is an alarm: five checks and two fits share the false alarms."""
+    """Minimum gap of an alarm in standard deviations; five checks and two fits share ``FALSE_ALARM``."""
     from scipy.special import stdtrit
 
     return float(stdtrit(SEEDS - 1, 1.0 - FALSE_ALARM / 2 / 7))
@@ -303,7 +303,7 @@ def _drafter_check(scenario: Scenario, seen: Observed) -> list[Check]:
 
 
 def _cache_check(scenario: Scenario, seen: Observed, seed: int) -> list[Check]:
-    """Compare the prefix-cache hit rate with that of the scenario's own workload."""
+    """Compare the prefix-cache hit rate with the simulated hit rate of the scenario's own workload."""
     if seen.hit_rate is None or not scenario.engine.enable_prefix_caching:
         return []
     rates = []
@@ -342,10 +342,10 @@ def _with_acceptance(scenario: Scenario, seen: Observed) -> Scenario:
 
 
 def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], seeds: Sequence[int]) -> Document:
-    """The factor on host work, or on kernels, that explains the time per token, and how it fits the rest.
+    """Fit the factor on host work or kernels that explains the time per token, and its misfit of further latencies.
 
     Returns:
-        ``value`` with ``low`` and ``high`` (95 %), and ``misfit``: the sum of squares of what it leaves, in standard
+        ``value`` with ``low`` and ``high`` (95 %), and ``misfit``: the sum of squared remaining gaps, in standard
         deviations. Without a time per token, value and interval are None.
     """
     known = {check.metric: check for check in checks}
@@ -369,10 +369,9 @@ def _fit(twin: Twin, cause: str, plain: FloatArray, checks: Sequence[Check], see
 def _where(
     target: float, plain: FloatArray, logs: Callable[[float], FloatArray], at: int
 ) -> tuple[float, FloatArray, float]:
-    """The logarithm of the factor that gives the time per token, what it gives, and how steep it is there.
+    """Logarithm of the factor that yields the time per token, log latencies at this factor, and their slope.
 
-    Host work hides behind the device until it is the longer of the two: times rise with a kink, and straight steps
-    towards the target would not end.
+    Host work is hidden until it takes longer than the device: times have a kink, so Newton steps may not converge.
     """
     from scipy.optimize import brentq
 
@@ -395,7 +394,7 @@ def _where(
 def what_if_rows(
     twin: Twin, fits: Mapping[str, Document], culprits: Sequence[str], seeds: Sequence[int]
 ) -> list[Document]:
-    """Effects of changes on this traffic: mean time per token and to the first token, paired by seed."""
+    """Effects of changes on this traffic: mean time per token and to the first token, compared seed by seed."""
     from scipy.special import stdtrit
 
     factors = {cause: fits[cause]["value"] for cause in culprits if cause in fits and fits[cause]["value"]}
@@ -431,7 +430,7 @@ def _what_ifs(scenario: Scenario) -> dict[str, Document]:
 
 
 class TwinResult(StudyResult):
-    """Figures of an engine beside those that it should have."""
+    """Result of ``twin``: metrics of a live engine, expected metrics, causes of gaps, and effects of changes."""
 
     kind = "twin"
 
@@ -450,10 +449,10 @@ class TwinResult(StudyResult):
         return Summary({check["metric"]: check["gap_percent"] for check in self.document["checks"]})
 
     def gap(self, metric: str) -> float:
-        """Percent by which a metric, or ``host`` or ``kernels``, lies off.
+        """Absolute gap of a metric, or of the factor ``host`` or ``kernels``, in percent.
 
         Raises:
-            ForerunError: nothing of that name was seen.
+            ForerunError: no metric of this name was measured.
         """
         known = {check["metric"]: check["gap_percent"] for check in self.document["checks"]}
         known |= {

@@ -1,4 +1,4 @@
-"""One engine step into kernels into seconds, with the bound that limits each."""
+"""Time of an engine step: its kernels, their seconds, and the limiting resource of each kernel."""
 
 from forerun.lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""One model on the chips of one replica: dtypes per part, the slice each chip holds, the bytes it takes."""
+"""One model on the chips of one replica: dtypes per part, and the slice and bytes on each chip."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ACTIVATION_BYTES = 2.0
 INDEX_KEY_BYTES = 1.0 + 4.0 / 128
 """Bytes per element of an index key stored in fp8, with one scale per 128 (``indexer_k_cache`` of vLLM)."""
 SCALED_BYTES = 4.0 / 128
-"""Bytes of scales per element of a latent stored in fp8. Its rotated part stays in 16 bits (656 bytes a token for
-DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
+"""Bytes of scales per element of a latent stored in fp8. The rotary part of the latent stays in 16 bits (656 bytes a
+token for DeepSeek-V3.2: ``fp8_ds_mla`` of vLLM and FlashMLA)."""
 
 
 class GemmSlice(NamedTuple):
@@ -75,9 +75,9 @@ class Deployment:
     attention_data_parallel: int = 1
     expert_routing: str = "uniform"
     first_stage: bool = True
-    """True if the stage holds the embedding."""
+    """True if this pipeline stage has the embedding."""
     last_stage: bool = True
-    """True if the stage holds the final norm and the LM head."""
+    """True if this pipeline stage has the final norm and the LM head."""
     other_devices: tuple[OtherDevice, ...] = ()
     """Layers that other chips of the machine run, in the order of the layers."""
     experts_at: OtherDevice | None = None
@@ -94,19 +94,19 @@ class Deployment:
             )
 
     def runs_kernels_of(self, other: Deployment) -> bool:
-        """True if steps run the same kernels as under ``other``: the two may differ only in host costs."""
+        """True if steps run the same kernels as under ``other``: the deployments differ at most in host costs."""
         equal = (getattr(self, one.name) == getattr(other, one.name) for one in fields(self) if one.name != "framework")
         return all(equal) and self.framework.runs_kernels_of(other.framework)
 
     @property
     def group_chips(self) -> int:
-        """Chips that hold one copy of these layers: every attention group."""
+        """Number of chips that share one copy of these layers, all attention groups together."""
         return self.tensor_parallel * self.attention_data_parallel
 
     @property
     def passes(self) -> ElementwiseKernels:
-        """Memory-bound kernels of a layer: the engine's on GPUs, or those of the chip's fitted engine. Other chips were
-        fitted without such kernels."""
+        """Memory-bound kernels of a layer: the engine's on GPUs or with a fixed batch, else none (fits exclude
+        them)."""
         return self.framework.passes if self._on_gpu or self.framework.fixed_batch else ElementwiseKernels()
 
     @property
@@ -121,7 +121,7 @@ class Deployment:
 
     @property
     def shared_overlap_tokens(self) -> int:
-        """Tokens up to which shared experts overlap routed ones; only in captured graphs."""
+        """Maximum tokens of a step in which shared experts overlap routed experts; only in captured graphs."""
         captured = self.framework.max_captured_tokens if self.cuda_graphs and self._on_gpu else 0
         return min(captured, self.framework.shared_overlap_tokens)
 
@@ -137,20 +137,20 @@ class Deployment:
 
     @property
     def expert_tensor_parallel(self) -> int:
-        """Chips that share one expert."""
+        """Number of chips that share one expert."""
         return self.group_chips // self.expert_parallel
 
     def expert_slots(self, experts: int) -> int:
-        """Places for experts on all chips that share them, equally many each. A number that does not divide leaves some
-        for second copies of the most popular ones (DeepSeek's EPLB: 288 of 256 experts on 144 chips)."""
+        """Number of expert slots on all chips, equally many per chip. Leftover slots have second copies of popular
+        experts (DeepSeek's EPLB: 288 slots for 256 experts on 144 chips)."""
         return -(-experts // self.expert_parallel) * self.expert_parallel
 
     def stages(self, count: int) -> tuple[Deployment, ...]:
-        """The model cut into ``count`` pipeline stages of whole layers.
+        """Split the model into ``count`` pipeline stages of whole layers.
 
-        Layers that do not divide evenly go to the stages before the last, from the back, because the last also runs
-        the LM head (``get_pp_indices`` in ``vllm/distributed/utils.py``). A tied table lies on the first stage and on
-        the last.
+        Leftover layers go to the stages before the last stage, from the back, because the last stage also runs the LM
+        head (``get_pp_indices`` in ``vllm/distributed/utils.py``). A tied embedding is on the first and on the last
+        stage.
 
         Raises:
             ForerunError: fewer layers than stages.
@@ -178,7 +178,7 @@ class Deployment:
 
     @property
     def homes(self) -> tuple[Deployment, ...]:
-        """Deployments of the model's layers by chip in order, this chip's last; only this one if it runs all."""
+        """Deployments of the layers by chip, in layer order, this chip's last; only this one if it runs all."""
         if not self.other_devices:
             return (self,)
         first, stages = 0, []
@@ -207,12 +207,12 @@ class Deployment:
 
     @property
     def compute_dtype(self) -> str:
-        """Format of attention and of activations: fp32 if the attention weights are, else bf16."""
+        """Format of attention and of activations: fp32 if the attention weights are fp32, else bf16."""
         return "fp32" if self.weight_dtypes["attention"] == "fp32" else "bf16"
 
     @property
     def _cache_kernels(self) -> str:
-        """Format that selects attention kernels: that of the KV cache or of computation, the narrower one."""
+        """Format that selects attention kernels: the narrower of KV cache format and compute format."""
         narrower = dtype_bytes(self.kv_dtype) < dtype_bytes(self.compute_dtype)
         return self.kv_dtype if narrower else self.compute_dtype
 
@@ -223,8 +223,8 @@ class Deployment:
 
     @property
     def expert_kernels(self) -> str:
-        """Format that the kernels of routed experts are measured under. MXFP4 takes activations in MXFP8 on chips that
-        multiply 4-bit floats, beside dense layers in 8 bits, as in DeepSeek-V4, and where the engine has it so."""
+        """Format that the kernels of routed experts are measured under. MXFP4 experts take activations in MXFP8 on
+        chips that multiply 4-bit floats, if dense layers are in 8 bits (DeepSeek-V4) or the engine does so."""
         experts, dense = self.weight_dtypes["expert"], self.weight_dtypes["attention"]
         narrow = self.framework.mxfp8_experts or dense.startswith(("fp8", "mxfp8"))
         native = self.chip.compute.multiplies_fp4
@@ -252,10 +252,10 @@ class Deployment:
                 yield tensor
 
     def attention_shape(self, attention: Attention) -> AttentionShape:
-        """Attention of one layer on one chip, as its kernel sees it.
+        """Attention shape of one layer on one chip, as input of its kernel.
 
         MLA decodes absorbed: all heads share one latent KV head (DeepSeek-V2, arXiv:2405.04434, section 2.1). Engines
-        multiply it out for prompts, but llama.cpp does not.
+        expand the latent for prompts, but llama.cpp does not.
         """
         heads = attention.num_heads // self.tensor_parallel
         if attention.kind == "mla":
@@ -287,9 +287,9 @@ class Deployment:
         )
 
     def mixing(self, mixer: Mixer) -> tuple[tuple[MixingShape, int | None], ...]:
-        """Token-mixing kernel shapes of a layer on one chip, each with the window of the keys that it reads.
+        """Token-mixing kernel shapes of a layer on one chip, each with the attention window of its keys.
 
-        A layer whose index chooses keys has two: the index over every key, and attention over the chosen ones.
+        A layer whose index selects keys has two kernels: the index over every key, and attention over selected keys.
         """
         if isinstance(mixer, Attention | SharedKvAttention):
             attention = mixer if isinstance(mixer, Attention) else mixer.attention
@@ -304,7 +304,7 @@ class Deployment:
         return self._compressed(mixer)
 
     def _indexed(self, mixer: IndexedAttention) -> tuple[tuple[MixingShape, int | None], ...]:
-        """DeepSeek's index is the same on every chip; the heads of its attention are divided."""
+        """Shapes of DeepSeek's indexed attention: index replicated on all chips, attention heads divided."""
         rule = f"{self.kv_dtype}{VARIANT}dsa"
         dense = self.attention_shape(mixer.attention)
         sparse = SparseShape(
@@ -322,7 +322,7 @@ class Deployment:
         return ((index, None), (sparse, mixer.top_k)) if mixer.own_indexer else ((sparse, mixer.top_k),)
 
     def _block_sparse(self, mixer: BlockSparseAttention) -> tuple[tuple[MixingShape, int | None], ...]:
-        """The index heads of MiniMax-M3 are divided as the KV heads are; it scores in 16 bits."""
+        """Shapes of MiniMax-M3's block-sparse attention: index heads divided like KV heads, scores in 16 bits."""
         rule = f"{self.kv_dtype}{VARIANT}msa"
         dense = self.attention_shape(mixer.attention)
         kept = dense.kv_bytes_per_token
@@ -335,7 +335,7 @@ class Deployment:
         return ((index, None), (sparse, mixer.reach))
 
     def _compressed(self, mixer: CompressedAttention) -> tuple[tuple[MixingShape, int | None], ...]:
-        """DeepSeek-V4's entries are shared by all heads and lie on every chip."""
+        """Shapes of DeepSeek-V4's compressed attention: all heads share entries, replicated on every chip."""
         rule = f"{self.kv_dtype}{VARIANT}{'csa' if mixer.top_k else 'hca'}"
         heads = mixer.num_heads // self.tensor_parallel
         entry = mixer.head_dim * dtype_bytes(self.kv_dtype)
@@ -349,17 +349,17 @@ class Deployment:
         return ((IndexShape(*sizes), None), (sparse, mixer.reach))
 
     def _latent_bytes(self, attention: Attention) -> float:
-        """Bytes of a cached latent: where it is stored in 8 bits, with scales and its rotated part in 16."""
+        """Bytes of a cached latent; a latent in 8 bits includes scales and its rotary part in 16 bits."""
         latent, rotated = attention.latent_dims
         size = dtype_bytes(self.kv_dtype)
         return latent * (size + SCALED_BYTES) + 2.0 * rotated if size < ACTIVATION_BYTES else (latent + rotated) * size
 
     def _recurrent_shape(self, mixer: Recurrent) -> RecurrentShape:
-        """A recurrent layer on one chip, as its kernels see it.
+        """Shape of a recurrent layer on one chip, as input of its kernels.
 
-        Kernels for other decays than one per head are named, as their fits are: per key channel (Kimi delta attention),
-        and without the delta rule (Mamba-2, whose state is its key and whose head its value; lightning attention). A
-        short convolution alone has no heads.
+        Kernels and fits have names, except for one decay per head: decay per key channel (Kimi delta attention), no
+        delta rule (Mamba-2, whose state counts as key and whose head as value; lightning attention). A short
+        convolution alone has no heads.
         """
         heads = mixer.heads // self.tensor_parallel
         dtype = self.compute_dtype
@@ -385,7 +385,7 @@ class Deployment:
 
     @property
     def _mixers(self) -> list[tuple[Mixer, int]]:
-        """Mixer and number of layers of every group that has one."""
+        """Mixer and number of layers of every layer group that has a mixer."""
         return [(group.layer.mixer, group.count) for group in self.architecture.layer_groups if group.layer.mixer]
 
     @property
@@ -398,10 +398,10 @@ class Deployment:
         return merged
 
     def state_bytes_per_sequence(self, drafted: int = 0) -> float:
-        """Recurrent state of one sequence on ONE chip, all layers; unfinished compressed entries lie on every chip.
+        """Bytes of recurrent state per sequence on ONE chip, all layers; unfinished compressed entries are replicated.
 
         Args:
-            drafted: draft tokens that a step verifies: a recurrence keeps its state after each token, to roll back to
+            drafted: draft tokens that a step verifies: a recurrence stores its state after each token, for rollback
             (unfinished entries are projections of single tokens, which are dropped one by one).
         """
         return sum(
@@ -415,7 +415,7 @@ class Deployment:
 
     @property
     def recurrent_layers(self) -> tuple[int, float]:
-        """Number of layers that keep a state, and the bytes of the largest state on ONE chip, for one sequence."""
+        """Number of layers with a recurrent state, and bytes of the largest state of one sequence on ONE chip."""
         layers = [
             (count, sum(state.elements * dtype_bytes(state.dtype or self.compute_dtype) for state in mixer.states))
             for mixer, count in self._mixers
@@ -426,7 +426,7 @@ class Deployment:
 
     @property
     def caching_layers(self) -> tuple[int, float]:
-        """Number of layers that cache keys of all tokens, and bytes of a token in the widest, on ONE chip."""
+        """Number of layers that cache all tokens, and bytes of a token in the widest such layer, on ONE chip."""
         layers = [
             (count, size) for mixer, count in self._mixers for window, size in self._cached(mixer) if window is None
         ]
@@ -444,19 +444,19 @@ class Deployment:
 
     @property
     def cached_kv_bytes_per_token(self) -> float:
-        """KV bytes on ONE chip of every further token of a sequence, in layers that attend to all of it.
+        """KV bytes on ONE chip per further token of a sequence, in layers with full attention.
 
-        Layers with a window keep only the window's tokens (``windowed_kv_bytes``). A model in which every layer has a
-        window is charged for all layers, as if nothing were dropped.
+        Layers with a window store only the window's tokens (``windowed_kv_bytes``). If every layer of a model has a
+        window, all layers count, as if no token were dropped.
         """
         return sum(size for window, size in self._kv_by_window() if window is None) or self.kv_bytes_per_token
 
     @property
     def windowed_kv_bytes(self) -> tuple[tuple[int, float], ...]:
-        """(window in tokens, KV bytes of one token on ONE chip) of layers that drop what left their window.
+        """(window in tokens, KV bytes of one token on ONE chip) of layers that drop tokens outside their window.
 
         Source: vLLM's hybrid KV cache manager (docs/design/hybrid_kv_cache_manager, v0.11): blocks outside a sliding
-        window are freed, and kinds of layers share one pool.
+        window are freed, and all kinds of layers share one pool.
         """
         windows = self._kv_by_window()
         if all(window is not None for window, _ in windows):
@@ -491,8 +491,8 @@ class Deployment:
     def layer_weight_bytes(self) -> float:
         """Weight bytes of the layers on ONE chip.
 
-        Column and row tensors divide by TP, experts by all chips of the group (whole experts by EP, each by the rest),
-        replicated ones not at all.
+        Column and row tensors divide by TP, experts by all chips of the group (whole experts by EP, each expert by the
+        remaining chips), replicated tensors not at all.
         """
         architecture = self.architecture
         total = 0.0
@@ -547,7 +547,7 @@ def resolve_weight_dtypes(architecture: Architecture, requested: str | Mapping[s
     """Dtype of every part.
 
     ``requested`` None keeps the checkpoint's dtypes. One name sets the weight matrices of the layers, and all other
-    parts too if it is an unquantised dtype. A mapping sets parts by name, with ``default`` for all others.
+    parts too if it is an unquantised dtype. A mapping sets parts by name, with ``default`` for all remaining parts.
 
     Raises:
         ForerunError: unknown part or dtype.
@@ -570,7 +570,7 @@ def check_weight_format(name: str) -> None:
     """Refuse a name of ``weights_dtype`` that is neither a format nor a GGUF file type.
 
     Raises:
-        ForerunError: with the nearest names.
+        ForerunError: unknown name; the message suggests the nearest names.
     """
     if name not in DTYPES:
         from simulator.llm.gguf_file import recipe_names, recipe_of
@@ -583,7 +583,7 @@ def check_weight_format(name: str) -> None:
 
 
 def _served(dtype: str) -> str:
-    """Dtype in which an engine serves a published one: 32-bit checkpoints are cast to bf16 (vLLM's ``dtype: auto``)."""
+    """Dtype in which an engine serves a checkpoint's dtype: fp32 is cast to bf16 (vLLM's ``dtype: auto``)."""
     return "bf16" if dtype in ("fp32", "tf32") else dtype
 
 
@@ -595,7 +595,7 @@ def _check_dtype(field: str, dtype: str) -> None:
 
 
 def _check_experts(deployment: Deployment) -> None:
-    """Refuse spreads of experts that the model or the chips do not divide into."""
+    """Refuse expert parallelism that does not divide the model's experts or the chips evenly."""
     name, ep = deployment.architecture.name, deployment.expert_parallel
     try:
         read_routing(deployment.expert_routing)

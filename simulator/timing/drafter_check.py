@@ -1,4 +1,4 @@
-"""Validation of custom drafters: the rules that the engine relies on."""
+"""Validation of custom drafters against the rules that the engine relies on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from simulator.timing.drafters import AdjustableDrafter, Drafter, drafting_costs
 from simulator.timing.work import DraftStep, StepWork
 
 TOLERANCE = 0.02
-"""Share by which a larger step may seem cheaper: kernels gain by jumps."""
+"""Share by which a larger step may be cheaper than a smaller one: kernel efficiency rises in jumps."""
 SAME = 1e-9
-"""Relative difference beyond which two prices of one step differ."""
+"""Maximum relative difference between two prices of one step that count as equal."""
 CONTEXT_TOKENS = 600
 PROMPT_TOKENS = 100
 
@@ -20,18 +20,17 @@ PROMPT_TOKENS = 100
 def check_drafter(drafter: Drafter, query_len: int, max_seqs: int = 8) -> None:
     """Check a drafter against all rules that the engine relies on, on small steps of each kind.
 
-    The checks: that costs and memory are finite and not negative, that a step without work costs nothing, that its
-    parts are the same for numbers, for a run of decode steps and for arrays, that more sequences and longer contexts
-    never cost less, that a shorter chain never costs more where it can be requested, and that a drafter on the host
-    holds no chip memory and runs no pass.
+    Rules: costs and memory are finite and not negative; a step without work costs nothing; costs are the same for
+    numbers, for a run of decode steps and for arrays; more sequences and longer contexts never cost less; a shorter
+    chain (if it can be requested) never costs more; and a drafter on the host uses no chip memory and runs no pass.
 
     Args:
         drafter: the drafter to check.
         query_len: tokens per sequence that the target verifies: draft tokens and one.
-        max_seqs: most sequences in the steps that are tried, >= 2.
+        max_seqs: maximum number of sequences in the test steps, >= 2.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line.
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
     """
     name = type(drafter).__name__
     if not isinstance(drafter, Drafter):
@@ -81,7 +80,7 @@ def _check_description(name: str, drafter: Drafter) -> None:
 
 
 def _check_shorter(name: str, drafter: AdjustableDrafter, work: StepWork[int], full_s: float) -> None:
-    """A shorter chain never costs more, and catching up with nothing costs nothing."""
+    """Check that a shorter chain never costs more, and that catching up with no skipped tokens costs nothing."""
     shorter = drafting_seconds(drafter.with_tokens(1).parts(work))
     if not 0.0 <= shorter <= full_s * (1.0 + TOLERANCE):
         raise ForerunError(f"{name}: drafting one token costs {shorter} s, the full proposal {full_s} s")
@@ -93,7 +92,7 @@ def _check_shorter(name: str, drafter: AdjustableDrafter, work: StepWork[int], f
 
 
 def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) -> None:
-    """More sequences and longer contexts never cost less; a run of steps equals its steps."""
+    """Check that more sequences and longer contexts never cost less, and that a run costs as its steps."""
     one, many = (drafting_seconds(drafter.parts(_step(drafter, seqs, 0, query_len))) for seqs in (1, max_seqs))
     if many < one * (1.0 - TOLERANCE):
         raise ForerunError(f"{name}: drafting for {max_seqs} sequences costs less ({many} s) than for one ({one} s)")
@@ -112,7 +111,7 @@ def _check_growth(name: str, drafter: Drafter, query_len: int, max_seqs: int) ->
 
 
 def _step(drafter: Drafter, decodes: int, prompts: int, query_len: int) -> StepWork[int]:
-    """A step of decoding sequences at one context and fresh prompts of one length."""
+    """Work of a step of decoding sequences at one context and uncached prompts of one length."""
     windows = drafter.windows
     n = PROMPT_TOKENS
     pairs = [n * (n + 1) // 2 if w is None or w >= n else w * (w + 1) // 2 + (n - w) * w for w in windows]
@@ -134,5 +133,5 @@ def _inside(context: Num, window: int | None, query_len: int) -> Num:
 
 
 def _stacked(works: list[StepWork[int]]) -> StepWork[Num]:
-    """Many steps as one of arrays."""
+    """Combine the work of many steps into arrays."""
     return StepWork.of_numbers(list(np.array([work.numbers for work in works], dtype=np.int64).T))

@@ -1,7 +1,7 @@
-"""Drafters and their costs per step: on the target's chips, on the host or on chips of their own.
+"""Drafters and their costs per step: on the target's chips, on the host or on separate chips.
 
-A drafter lists its parts, each a model pass, a table lookup or host seconds; its costs in one step, in many,
-and its kernels all follow from that list.
+A drafter lists its parts, each a model pass, a table lookup or host seconds; its kernels and its costs in one step or
+in many steps all follow from that list.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from simulator.timing.step import StepTimer
 from simulator.timing.work import DraftStep, StepWork, decode_work, mean_sequence, slowest_group, some_steps
 
 TOKEN_BYTES = 4.0
-"""A token id on the wire: int32."""
+"""Bytes of a token id in a message (int32)."""
 
 
 class DraftTable:
-    """Kernels that depend on a single count: their costs are tabulated, their list is made on demand."""
+    """Kernels that depend on a single count, with tabulated costs; the kernel list is built on demand."""
 
     def __init__(self, library: KernelLibrary, calls: Any, most: int) -> None:
         self._library, self._calls = library, calls
         self.table = CostTable(self.priced, most)
 
     def priced(self, counts: IntArray) -> Costs:
-        """Costs of many counts, by formula."""
+        """Costs at many counts, by formula."""
         return Costs.of(self.kernels(counts), len(counts))
 
     def kernels(self, counts: IntArray) -> Iterator[Kernel]:
@@ -63,27 +63,27 @@ class DraftTable:
 
 
 class Part(NamedTuple):
-    """Part of a drafter's work in one step, or in each of many steps. Numbers are then arrays over the steps."""
+    """Part of a drafter's work in one step, or in each of many steps (with arrays as numbers)."""
 
     times: Num
-    """Number of times that the part runs in a step; 0 = not at all."""
+    """Number of runs of the part in a step; 0 = none."""
     source: StepTimer | DraftTable | None
-    """Timer of a model pass, or a table; None: the seconds are in ``arguments``."""
+    """Timer of a model pass, or a table; None = the seconds are in ``arguments``."""
     arguments: tuple[Num, ...]
-    """Arguments of the source: a step's work and its rows of logits, or a count; or the seconds themselves."""
+    """Arguments of ``source``: a step's work and its rows of logits, or a count. Without a source, the seconds."""
     kind: Literal["device", "host", "link"] = "device"
     """Place where the seconds are spent if ``source`` is None."""
     on_other_device: bool = False
-    """True if it runs on other chips than the target's; its FLOPs and bytes are then not counted."""
+    """True if the part runs on other chips than the target; its FLOPs and bytes are then not counted."""
 
     def seconds(self) -> Num:
-        """Seconds of one step."""
+        """Seconds of the part in one step."""
         if self.source is None:
             return self.times * self.arguments[0]
         return self.times * self.source.seconds(*self.arguments) if self.times else 0.0
 
     def kernels(self) -> Iterator[Kernel]:
-        """Kernels of the part in many steps, without the wait for launches outside captured graphs."""
+        """Kernels of the part in many steps; waits for launches outside captured graphs are not included."""
         if self.source is None:
             family = {"host": "host", "link": "collective", "device": "elementwise"}[self.kind]
             yield other_device_kernel(f"draft: {self.kind}", family, self.arguments[0], self.times)
@@ -95,7 +95,7 @@ class Part(NamedTuple):
             yield kernel._replace(name=f"draft: {kernel.name}", times=times, time=time, sol_s=sol_s)
 
     def add_to(self, total: Costs) -> None:
-        """Add its costs in many steps."""
+        """Add the part's costs in many steps to ``total``."""
         if self.source is None:
             for kernel in self.kernels():
                 total.add_kernel(kernel)
@@ -113,7 +113,7 @@ def host_part(seconds: Num, times: Num = 1) -> Part:
 
 
 def drafting_seconds(parts: Iterator[Part]) -> Num:
-    """Seconds of a drafter's parts in one step; an array where ``decode_kv_tokens`` holds arrays."""
+    """Seconds of a drafter's parts in one step; an array if ``decode_kv_tokens`` contains arrays."""
     total: Num = 0.0
     for part in parts:
         total = total + part.seconds()
@@ -143,16 +143,16 @@ class DraftMemory(Protocol):
 
 @runtime_checkable
 class Drafter(DraftMemory, Protocol):
-    """Extension point: anything that proposes draft tokens. ``check_drafter`` validates custom drafters.
+    """Extension point: cost model of a method that proposes draft tokens. ``check_drafter`` validates custom drafters.
 
     The engine verifies all proposed tokens in one target pass; then the drafter runs over the tokens of that step
-    (prompt chunks included) and proposes for every sequence that will decode next. That is the order of vLLM V1's
-    ``propose`` after the target's forward pass.
+    (prompt chunks included) and proposes for every sequence that will decode next. This order is that of vLLM V1:
+    ``propose`` runs after the target's forward pass.
     """
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Attention windows that the drafter's costs depend on, in the order that it expects in a ``StepWork``."""
+        """Attention windows that the drafter's costs depend on, in the order of its ``StepWork``."""
 
     @property
     def pass_tokens(self) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ class Drafter(DraftMemory, Protocol):
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
         """Parts that the drafter runs in one step, or in each of many. The list is the same for numbers and for arrays.
-        ``work`` is the target's step: ``query_len`` counts the draft tokens and the last certain one.
+        ``work`` is the target's step: ``query_len`` counts the draft tokens and the last accepted token.
         """
 
 
@@ -173,14 +173,14 @@ class AdjustableDrafter(Drafter, Protocol):
     """A drafter that a policy can run for fewer tokens, and that can catch up after idle steps."""
 
     def with_tokens(self, count: int) -> Drafter:
-        """Variant of the drafter that proposes a chain of ``count`` tokens, at most as many as the drafter itself."""
+        """Variant of the drafter that proposes ``count`` tokens in a chain, at most its own number."""
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
-        """Parts that compute the skipped tokens into the drafter's KV cache; none if it has no cache."""
+        """Parts that compute the skipped tokens into the drafter's KV cache; empty if the drafter has no cache."""
 
 
 def drafting_sequences(work: StepWork[Num]) -> Num:
-    """Sequences for which tokens are proposed at the end of a step: decoding ones and completed prompts."""
+    """Number of sequences that get draft tokens at the end of a step: decoding ones and completed prompts."""
     return work.decode_seqs + work.sampled_prefills
 
 
@@ -189,11 +189,11 @@ class HostOverhead:
     """Host time that a drafter adds to a step and that no kernel hides, in seconds."""
 
     step_s: float = 0.0
-    """Per step that drafts."""
+    """Host seconds per step that drafts."""
     pass_s: float = 0.0
-    """Per sequential pass."""
+    """Host seconds per sequential pass."""
     per_sequence_s: float = 0.0
-    """Per drafting sequence and step."""
+    """Host seconds per drafting sequence and step."""
     sequence_pass_s: float = 0.0
     """Host seconds for each pass of each drafting sequence."""
 
@@ -208,8 +208,8 @@ NO_OVERHEAD = HostOverhead()
 
 
 def fusion_table(deployment: Deployment, hidden_states: int, max_tokens: int) -> DraftTable:
-    """Projection of ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip. One table
-    is shared by callers with equal arguments: other numbers of draft tokens, other points of a study."""
+    """Costs of projecting ``hidden_states`` hidden states to one, by number of tokens; replicated on every chip.
+    Callers with equal arguments share a table, such as the points of a study."""
     hidden, dtype = deployment.architecture.hidden_size, deployment.weight_dtypes["attention"]
     return _fusion(deployment.kernels, hidden, hidden_states * hidden, dtype, max_tokens)
 
@@ -223,11 +223,12 @@ def _fusion(library: KernelLibrary, width: int, inputs: int, dtype: str, max_tok
 
 
 def markov_table(deployment: Deployment, rank: int, max_seqs: int) -> DraftTable:
-    """One position of a sequential head, by number of drafting sequences; replicated on every chip.
+    """Costs of one position of a sequential head, by number of drafting sequences; replicated on every chip.
 
-    The head adds ``W2 W1[token before]`` to the logits of a block, W1 of (vocabulary, rank) and W2 of (rank, draft
+    The head adds ``W2 W1[previous token]`` to the logits of a block, W1 of (vocabulary, rank) and W2 of (rank, draft
     vocabulary), and draws one position after the other (DSpark's vanilla Markov head; replicated in vLLM since
-    vllm-project/vllm#49731). The block's own pass has priced the draw; here logits and bias are read and added.
+    vllm-project/vllm#49731). Sampling is priced in the block's own pass; the table adds the read and sum of logits and
+    bias.
     """
     vocabulary, dtype = deployment.architecture.vocab_size, deployment.weight_dtypes["lm_head"]
 
@@ -250,8 +251,8 @@ def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_s
 
     Args:
         deployment: deployment of the drafter.
-        own_lm_head: whether the drafter has LM-head weights of its own.
-        fused_hidden_states: hidden states that a projection turns into one; 0 for none.
+        own_lm_head: whether the drafter has a separate LM head.
+        fused_hidden_states: number of hidden states that a projection combines into one; 0 = no projection.
     """
     architecture = deployment.architecture
     total = deployment.layer_weight_bytes
@@ -263,13 +264,13 @@ def layer_weight_bytes(deployment: Deployment, own_lm_head: bool, fused_hidden_s
 
 
 def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[Num], modules: int) -> Iterator[Part]:
-    """Prefill of the tokens that a drafter has not seen, in passes as large as the largest step.
+    """Prefill of the tokens that a drafter has skipped, in passes as large as the largest step.
 
     Args:
-        step: the drafter's model.
-        fusion: projection of the target's hidden states, by tokens.
+        step: timer of the drafter's model.
+        fusion: costs of projecting the target's hidden states, by tokens.
         draft: the skipped tokens.
-        modules: modules with a KV cache of their own.
+        modules: number of modules with a separate KV cache.
     """
     zero = 0 * draft.skipped_tokens
     none = (zero,) * len(step.windows)
@@ -301,10 +302,10 @@ def skipped_parts(step: StepTimer, fusion: DraftTable | None, draft: DraftStep[N
 class SequentialDrafter:
     """A model that drafts depth by depth: a draft model, an EAGLE head, an MTP module.
 
-    The first pass catches up on the step's tokens, at most ``depth + 1`` per sequence (the longest accepted path and
-    the token after it), and proposes depth 1. One pass for each further depth computes ``pass_widths`` tokens per
-    sequence: 1 in a chain, the expanded nodes of a layer in a tree. Separate modules (DeepSeek-V3's MTP as published)
-    each keep a cache of their own, so each catches up on all of the step's tokens.
+    The first pass computes the step's tokens, at most ``depth + 1`` per sequence (the longest accepted path and the
+    next token), and proposes depth 1. One pass for each further depth computes ``pass_widths`` tokens per sequence: 1
+    in a chain, the expanded nodes of a layer in a tree. Separate modules (DeepSeek-V3's MTP as published) have separate
+    caches, so each module computes all tokens of the step.
     """
 
     step: StepTimer
@@ -316,19 +317,19 @@ class SequentialDrafter:
     kv_bytes_per_token: float
     overhead: HostOverhead = NO_OVERHEAD
     fusion: DraftTable | None = None
-    """Projection of the target's hidden states, by tokens of the first pass."""
+    """Costs of projecting the target's hidden states, by tokens of the first pass."""
     separate_modules: bool = False
     longest_accepted: int | None = None
-    """Maximum draft tokens that the step itself can accept; default: ``depth``."""
+    """Maximum draft tokens that the present step can accept; default: ``depth``."""
     fused_hidden_states: int = 0
-    """Hidden states of the target, of layers all over it, that ``fusion`` projects."""
+    """Number of hidden states of the target, from layers spread over its depth, that ``fusion`` projects."""
     reads_target_cache: bool = False
-    """True if the target drafts with part of its own KV. There is then no prefill and no catching up, just ``depth``
-    passes over one token each."""
+    """True if the target drafts with part of its own KV. The drafter then needs no prefill and no catching up, only
+    ``depth`` passes over one token each."""
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
     pass_groups: tuple[tuple[int, int, int], ...] = field(init=False)
-    """Passes of equal width: (width, number of passes, tokens drafted before and in the middle one)."""
+    """Groups of passes of equal width: (width, number of passes, tokens drafted up to the middle pass)."""
 
     def __post_init__(self) -> None:
         self.windows = self.step.windows
@@ -387,16 +388,16 @@ class SequentialDrafter:
 
     @property
     def longest_path(self) -> int:
-        """Maximum draft tokens that the step itself can accept."""
+        """Maximum draft tokens that the present step can accept."""
         return self.depth if self.longest_accepted is None else self.longest_accepted
 
     @property
     def modules(self) -> int:
-        """Modules that keep a cache of their own."""
+        """Number of modules with a separate KV cache."""
         return max(1, self.depth) if self.separate_modules else 1
 
     def _caught_up(self, work: StepWork[Num]) -> StepWork[Num]:
-        """The step without the verified tokens that no accepted path can hold."""
+        """Work of the step without verified tokens beyond the longest accepted path."""
         query_len = work.query_len
         longest = self.longest_path + 1
         if isinstance(query_len, np.ndarray):
@@ -415,7 +416,7 @@ class SequentialDrafter:
         )
 
     def _pass(self, seen: StepWork[Num], drafting: Num, width: int, drafted: int) -> StepWork[Num]:
-        """One pass over ``width`` tokens of each drafting sequence, ``drafted`` tokens after the step's own."""
+        """Work of one pass over ``width`` tokens of each drafting sequence, after ``drafted`` draft tokens."""
         grown = drafting * drafted
         zero = 0 * drafting
         contexts = tuple(
@@ -430,8 +431,8 @@ class SequentialDrafter:
 
 @dataclass(slots=True)
 class ParallelDrafter:
-    """A model that fills ``num_speculative_tokens`` masked positions in one pass, while it catches up on the step. A
-    semi-autoregressive one then corrects them one after the other in a sequential head."""
+    """A model that fills ``num_speculative_tokens`` masked positions in the same pass that computes the step's tokens.
+    A semi-autoregressive drafter then corrects the positions one after the other in a sequential head."""
 
     step: StepTimer
     num_speculative_tokens: int
@@ -440,7 +441,7 @@ class ParallelDrafter:
     overhead: HostOverhead = NO_OVERHEAD
     fusion: DraftTable | None = None
     sequential_head: DraftTable | None = None
-    """One position of the sequential head, by number of drafting sequences; None: the pass's own logits are drawn."""
+    """Costs of one position of the sequential head, by number of drafting sequences; None = no such head."""
     fused_hidden_states: int = 0
     runs_on: Literal["device", "host"] = field(init=False, default="device")
     windows: tuple[int | None, ...] = field(init=False)
@@ -450,7 +451,7 @@ class ParallelDrafter:
 
     @property
     def pass_tokens(self) -> tuple[int, ...]:
-        """One pass: the step's K + 1 tokens and K - 1 masked ones after the last."""
+        """Tokens of the single pass: K + 1 tokens of the step and K - 1 masked positions."""
         return (2 * self.num_speculative_tokens,)
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
@@ -472,7 +473,7 @@ class ParallelDrafter:
         yield from skipped_parts(self.step, self.fusion, draft, 1)
 
     def _masked(self, work: StepWork[Num]) -> StepWork[Num]:
-        """The step with masked positions appended to every drafting sequence; they attend to each other causally."""
+        """Work of the step with masked positions appended to every drafting sequence; their attention is causal."""
         masked = max(0, self.num_speculative_tokens - 1)
         sampled, decoding = work.sampled_prefills, work.decode_seqs
         added = sampled * masked
@@ -493,8 +494,8 @@ class ParallelDrafter:
 class HeadsDrafter:
     """Medusa: heads that each predict a further token from the target's last hidden state, all in one pass.
 
-    A head is ``residual_blocks`` blocks (one hidden x hidden linear with SiLU, replicated on every chip) and an LM head
-    of its own, split over the chips (Cai et al., "Medusa", 2024, arXiv:2401.10774, section 2.1.1).
+    A head is ``residual_blocks`` blocks (one hidden x hidden linear with SiLU, replicated on every chip) and a separate
+    LM head, split over the chips (Cai et al., "Medusa", 2024, arXiv:2401.10774, section 2.1.1).
     """
 
     target: Deployment
@@ -533,7 +534,7 @@ class HeadsDrafter:
         return replace(self, num_heads=count, overhead=self.overhead if count else NO_OVERHEAD)
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
-        """Nothing: heads look at the last hidden state alone."""
+        """Empty: heads use only the last hidden state, so skipped tokens cost nothing."""
         yield from ()
 
     def _head_calls(self, seqs: IntArray) -> Iterator[Call]:
@@ -551,7 +552,7 @@ class HeadsDrafter:
 
 @dataclass(frozen=True, slots=True)
 class HostDrafter:
-    """A look-up on the host between two steps, without weights: n-gram (prompt lookup) or suffix decoding."""
+    """Look-up of draft tokens on the host between steps, without weights: n-gram (prompt lookup) or suffix decoding."""
 
     step_s: float
     per_sequence_s: float
@@ -564,14 +565,14 @@ class HostDrafter:
     kv_bytes_per_token: float = field(init=False, default=0.0)
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
-        """The look-up in a step."""
+        """Host time of the look-up in a step."""
         drafting = drafting_sequences(work)
         scanned = work.decode_kv_tokens[0] + work.sampled_kv_tokens[0]
         seconds = self.step_s + self.per_sequence_s * drafting + self.per_context_token_s * scanned
         yield host_part(seconds, drafting > 0)
 
     def with_tokens(self, count: int) -> HostDrafter:
-        """The look-up itself, as its cost does not depend on ``count``; free for 0 tokens."""
+        """The same drafter, because the cost of a look-up does not depend on ``count``; without cost for 0 tokens."""
         return self if count else HostDrafter(0.0, 0.0)
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
@@ -581,16 +582,16 @@ class HostDrafter:
 
 @dataclass(slots=True)
 class RemoteDrafter:
-    """A draft model or head on other chips: tokens are sent, draft tokens come back, one message each way. A step sends
-    its token ids, plus ``state_bytes`` of hidden states per token if the drafter reads the target's; the drafter
-    returns the ids of its proposal. Draft probabilities are not sent (greedy drafts, as in vLLM and SGLang). FLOPs and
-    bytes of its kernels are not the target's and are left out.
+    """A draft model or head on other chips, with one message each way per step. A step sends its token ids, plus
+    ``state_bytes`` of hidden states per token if the drafter reads the target's hidden states; the drafter returns the
+    ids of its proposal. Draft probabilities are not sent (greedy drafts, as in vLLM and SGLang). FLOPs and bytes of the
+    drafter's kernels are not counted, because they run on other chips.
     """
 
     inner: SequentialDrafter | ParallelDrafter
     link: Link
     state_bytes: float = 0.0
-    """Hidden states per token, in bytes."""
+    """Bytes of hidden states per token that a step sends."""
     overlap: float = 0.0
     """Share of the drafting that runs while the target verifies, 0 to 1: ``drafting - overlap min(drafting, target)``
     is the time that drafting adds to a step."""
@@ -604,7 +605,7 @@ class RemoteDrafter:
 
     @property
     def deployment(self) -> Deployment:
-        """The drafter's model on its own chips."""
+        """Deployment of the drafter's model on its own chips."""
         return self.inner.step.deployment
 
     @property
@@ -614,14 +615,14 @@ class RemoteDrafter:
 
     @property
     def proposed(self) -> int:
-        """Draft tokens of each sequence."""
+        """Number of draft tokens proposed per sequence."""
         inner = self.inner
         if isinstance(inner, ParallelDrafter):
             return inner.num_speculative_tokens
         return sum(inner.pass_widths, start=min(1, inner.depth))
 
     def parts(self, work: StepWork[Num]) -> Iterator[Part]:
-        """Draft passes on the drafter's chips, and the message each way; before any overlap."""
+        """Draft passes on the drafter's chips, and the message each way; overlap is not subtracted."""
         tokens = work.tokens
         for part in self.inner.parts(work):
             yield part._replace(times=part.times * (tokens > 0), on_other_device=True)
@@ -637,7 +638,7 @@ class RemoteDrafter:
         return self._message_s(drafting_sequences(work) * (self.proposed * TOKEN_BYTES))
 
     def with_tokens(self, count: int) -> RemoteDrafter:
-        """The same drafter for a chain of ``count`` tokens."""
+        """Variant of the drafter for a chain of ``count`` tokens."""
         return replace(self, inner=self.inner.with_tokens(count))
 
     def catch_up(self, draft: DraftStep[Num]) -> Iterator[Part]:
@@ -657,13 +658,13 @@ class AdjustedDrafter:
 
     Args:
         drafter: the drafter, which proposes ``most`` tokens.
-        most: draft tokens of its full proposal (for a tree, the depth).
-        follows: whether it runs one pass over the tokens of steps that draft nothing, so that its cache never lags.
+        most: draft tokens of the drafter's full proposal (for a tree, the depth).
+        follows: whether the drafter also processes the tokens of steps without drafts, so that its cache is up to date.
         switch_s: host seconds of each change of the number of draft tokens.
         step_s: host seconds of every step that the policy governs, whether or not it drafts.
-        per_sequence_s: the same for each sequence of the step.
-        look_s: host seconds to compare the confidence of one pass with a threshold, of which the last may have ended
-            the draft; None: there is no threshold.
+        per_sequence_s: host seconds per sequence of every such step.
+        look_s: host seconds to compare the confidence after one pass with a threshold; the last compared pass may have
+            ended the draft. None = no threshold.
     """
 
     drafter: Drafter
@@ -692,7 +693,7 @@ class AdjustedDrafter:
             yield host_part(self.step_s + self.per_sequence_s * drafting, drafting > 0)
 
     def seconds(self, work: StepWork[Num], draft: DraftStep[int]) -> Num:
-        """Seconds that drafting adds to one step, or to each of many alike; windows in the drafter's order."""
+        """Seconds that drafting adds to one step, or to each of many equal steps; windows in the drafter's order."""
         return drafting_seconds(self.parts(work, draft, int(draft.tokens)))
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray]) -> Costs:
@@ -705,7 +706,7 @@ class AdjustedDrafter:
         return total
 
     def _proposing(self, tokens: int) -> Drafter | None:
-        """Drafter of ``tokens`` tokens; None if it is idle."""
+        """Drafter that proposes ``tokens`` tokens; None if the drafter is idle."""
         if tokens == self.most:
             return self.drafter
         if tokens not in self._by_tokens:

@@ -26,11 +26,11 @@ from simulator.timing.step import StepTimer, attention_windows, step_timer
 from simulator.timing.work import DraftStep, Step, StepWork, expanded, slowest_group
 
 SENT_TENSORS = 2
-"""Hidden states and residual go from stage to stage (vLLM's ``IntermediateTensors``)."""
+"""Number of tensors sent between stages: hidden states and residual (vLLM's ``IntermediateTensors``)."""
 
 
 def tracked_longest(timer: EngineTimer) -> int:
-    """Number of the longest decoding sequences on which a step's time depends; 0 unless the timing model has one."""
+    """Number of longest decoding sequences whose contexts a step's time depends on; 0 by default."""
     return int(getattr(timer, "tracked_longest", 0))
 
 
@@ -42,9 +42,9 @@ class EngineTimer(Protocol):
         """Distinct attention windows of the model; None is full attention."""
 
     def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
-        """Seconds of one step; an array where ``decode_kv_tokens`` holds arrays and nothing is prefilled.
+        """Seconds of one step; an array if ``decode_kv_tokens`` contains arrays and the step has no prompts.
 
-        ``draft``: work of the drafter as chosen by a policy; None if the drafter always proposes the same.
+        ``draft``: work of the drafter as chosen by a policy; None if the number of draft tokens is fixed.
         """
 
     def costs(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Costs:
@@ -58,33 +58,33 @@ class ModelTimer:
     target: StepTimer
     drafter: Drafter | None = None
     adjusted: AdjustedDrafter | None = None
-    """The drafter under a policy that chooses its draft tokens; None without such a policy."""
+    """Costs of the drafter under a policy that chooses its number of draft tokens; None without such a policy."""
 
     windows: tuple[int | None, ...] = field(init=False)
     """Attention windows of the target, then windows that only the drafter has."""
     recordings: dict[Any, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
     """Recordings of the compiled engine (``simulator.serving.recording.recorded``)."""
     _draft_order: tuple[int, ...] | None = field(init=False, default=None)
-    """Index of each of the drafter's windows in ``windows``; None if both are equal."""
+    """Index of each of the drafter's windows in ``windows``; None if both tuples are equal."""
 
     _overlap: float = field(init=False, default=0.0)
-    """Share of the drafting that overlaps the target's pass."""
+    """Share of the drafting time that overlaps the target's pass."""
     _step_s: float = field(init=False)
     _per_sequence_s: float = field(init=False)
     _per_prompt_s: float = field(init=False)
     _slots: int = field(init=False)
-    """Places of a fixed batch, where each costs the host as much as a sequence; 0 = sequences alone do."""
+    """Slots of a fixed batch if each costs host time like a sequence; 0 = only sequences cost host time."""
     _row_s: float = field(init=False)
-    """Host seconds per draft token that is verified as a sequence of its own."""
+    """Host seconds per draft token that is verified as a separate sequence."""
     _expands: bool = field(init=False)
-    """True if every verified token is a sequence of its own (batch expansion)."""
+    """True if every verified token is a separate sequence (batch expansion)."""
     _overlapped_s: float = field(init=False)
     _overlapped_per_sequence_s: float = field(init=False)
     """Host seconds per sequence that overlap the device: the step lasts at least as long."""
 
     @property
     def tracked_longest(self) -> int:
-        """Number of longest sequences of a batch on which attention time depends; 0 = none."""
+        """Number of longest sequences of a batch whose contexts attention time depends on; 0 = none."""
         return self.target.tracked_longest
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class ModelTimer:
         return total
 
     def kernels(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Iterator[Kernel]:
-        """The kernels of one step, as arrays of length one: those of the target, then those of the drafter.
+        """Kernels of one step, as arrays of length one: first the target's, then the drafter's.
 
         Host work is left out, including the drafter's: ``costs`` returns its exposed part.
         """
@@ -178,7 +178,7 @@ class ModelTimer:
         return float(target_s[0]), float((drafting.device_s + drafting.host_s)[0])
 
     def exposed_drafting_s(self, work: StepWork[IntArray], draft: DraftStep[IntArray] | None = None) -> Num:
-        """Seconds that the drafter adds to each step, without its overlap with the target; None without a drafter."""
+        """Seconds that the drafter adds to each step, less its overlap with the target; None without a drafter."""
         work = self.slowest(work)
         costs = self.drafting(work, draft)
         if costs is None:
@@ -210,15 +210,16 @@ class ModelTimer:
         total.add(drafting, np.divide(seconds - hidden, seconds, out=np.ones_like(seconds), where=seconds > 0.0))
 
     def slowest(self, work: StepWork[Num]) -> StepWork[Num]:
-        """Work of the slowest attention group in a step, which the others wait for; each has its own host work."""
+        """Work of the slowest attention group in a step, for which all groups wait. Each group has its own host
+        work."""
         return slowest_group(work, self.target.deployment.attention_data_parallel)
 
     def scored(self, work: StepWork[Num]) -> StepWork[Num]:
-        """The step as the target computes it, with batch expansion where the engine uses it."""
+        """Work of the step in the target's pass, with batch expansion if the engine uses it."""
         return expanded(work, self.windows) if self._expands else work
 
     def _ordered(self, step: Step) -> Step:
-        """A step's work, or its drafter's, with the window entries in the drafter's order."""
+        """Reorder the per-window entries of a step's work, or of its drafter's work, to the drafter's order."""
         order = self._draft_order
         if order is None:
             return step
@@ -227,7 +228,7 @@ class ModelTimer:
 
 
 def fused_layers(layers: int, states: int) -> list[int]:
-    """Layers whose inputs a draft head takes, evenly spread: 2, N / 2 and N - 3 of N for EAGLE-3's three.
+    """Layers whose inputs a draft head uses, evenly spread: 2, N / 2 and N - 3 of N layers for the three of EAGLE-3.
 
     Source: ``get_eagle3_aux_hidden_state_layers`` of vLLM's models.
 
@@ -238,10 +239,10 @@ def fused_layers(layers: int, states: int) -> list[int]:
 
 
 def send_kernel(deployment: Deployment, link: Link, tokens: IntArray, fused_states: int = 0) -> Kernel:
-    """A stage's output for ``tokens`` tokens on its way to the next stage, and hidden states for a draft head.
+    """P2P send of a stage's output for ``tokens`` tokens to the next stage, with hidden states for a draft head.
 
-    Every chip sends its TP share to its peer; the next stage's chips gather the whole from one another
-    (``send_tensor_dict`` with ``all_gather_group`` in ``vllm/distributed/parallel_state.py``).
+    Every chip sends its TP share to its peer; the next stage's chips all-gather the full tensors (``send_tensor_dict``
+    with ``all_gather_group`` in ``vllm/distributed/parallel_state.py``).
     """
     message = (SENT_TENSORS + fused_states) * tokens * deployment.architecture.hidden_size * ACTIVATION_BYTES
     library, tp = deployment.kernels, deployment.tensor_parallel
@@ -256,7 +257,7 @@ def send_kernel(deployment: Deployment, link: Link, tokens: IntArray, fused_stat
 
 
 def stage_timers(deployment: Deployment, count: int, max_tokens: int) -> tuple[StepTimer, ...]:
-    """One timer per pipeline stage; equal stages share one."""
+    """One timer per pipeline stage; equal stages share a timer."""
     windows = attention_windows(deployment.architecture)
     known: dict[Any, StepTimer] = {}
     timers = []
@@ -274,18 +275,18 @@ class StagedTimer(EngineTimer, Protocol):
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
 
     def stage_seconds(self, work: StepWork[Num]) -> list[float]:
-        """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded."""
+        """Seconds that a batch occupies each stage, P2P send included; host work before the first stage excluded."""
 
     def host_seconds(self, work: StepWork[Num]) -> float:
-        """Seconds of the scheduler before a batch enters the first stage."""
+        """Host seconds of scheduling before a batch enters the first stage."""
 
 
 @dataclass(slots=True)
 class PipelineTimer(ModelTimer):
-    """Prices batches that pass through several stages; the drafter runs on the last one.
+    """Prices batches that pass through several stages; the drafter runs on the last stage.
 
     ``target`` is the first stage. ``seconds`` is a pass through all stages of an otherwise empty pipeline; the replica
     models the interaction of several batches in flight.
@@ -296,13 +297,13 @@ class PipelineTimer(ModelTimer):
     link: Link | None = None
     """Link between stages."""
     fused_hidden_states: int = 0
-    """Hidden states of the target that the drafter takes. The stage before the last sends those of its layers with its
-    output; earlier ones send them to the last stage beside the later stages' work (vllm-project/vllm#50514, vLLM 0.28).
+    """Number of hidden states of the target that the drafter uses. The stage before the last sends its layers' hidden
+    states with its output; sends of earlier stages overlap later stages (vllm-project/vllm#50514, vLLM 0.28).
     """
     _sending: tuple[tuple[Kernel, int], ...] = field(init=False)
-    """P2P sends by tokens, each with its number of stages: all before the last two, and the last but one."""
+    """P2P sends by tokens, each with its number of sending stages: before the last two, and last but one."""
     _sent_s: tuple[ByCount, ByCount] = field(init=False)
-    """Seconds of the same."""
+    """Seconds of the P2P sends by tokens: before the last two stages, and of the last but one."""
 
     def __post_init__(self) -> None:
         ModelTimer.__post_init__(self)
@@ -326,13 +327,13 @@ class PipelineTimer(ModelTimer):
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return 1 + len(self.later)
 
     def stage_seconds(self, work: StepWork[Num]) -> list[Num]:
-        """Seconds that a batch keeps each stage busy, its P2P send included; host work before the first excluded.
+        """Seconds that a batch occupies each stage, P2P send included; host work before the first stage excluded.
 
-        The last stage also drafts, and hands out tokens no faster than the host beside it streams them.
+        The last stage also drafts; it takes at least the host's overlapped time for streaming tokens.
         """
         work = self.slowest(work)
         seconds = [stage.seconds(work) for stage in (self.target, *self.later)]
@@ -346,14 +347,14 @@ class PipelineTimer(ModelTimer):
         return seconds
 
     def host_seconds(self, work: StepWork[Num]) -> float:
-        """Seconds of the scheduler before a batch enters the first stage."""
+        """Host seconds of scheduling before a batch enters the first stage."""
         work = self.slowest(work)
         sequences = work.decode_seqs + work.prefill_seqs
         seconds: float = self._step_s + self._per_sequence_s * sequences + self._per_prompt_s * work.prefill_seqs
         return seconds
 
     def seconds(self, work: StepWork[Num], draft: DraftStep[int] | None = None) -> Num:
-        """Seconds of one batch that has the pipeline to itself, host included."""
+        """Seconds of one batch in an otherwise empty pipeline, host included."""
         assert draft is None, "policies that change K are refused beside a pipeline"
         return self.host_seconds(work) + sum(self.stage_seconds(work))
 

@@ -29,14 +29,14 @@ class ElementwiseKernels(BaseModel):
 
     rotary: int = Field(default=1, ge=0)
     qk_norm: int = Field(default=1, ge=0)
-    """Kernels for norms of queries and keys, if an architecture has such norms."""
+    """Number of kernels for norms of queries and keys, if an architecture has such norms."""
     latent_norm: int = Field(default=0, ge=0)
-    """Kernels for norms of MLA's latents: the cached one, and the queries' if these are compressed."""
+    """Number of kernels for norms of MLA's latents: of the cache, and of queries if they are compressed."""
     kv_write: int = Field(default=0, ge=0)
     expert_choice: int = Field(default=0, ge=0)
     shared_sum: int = Field(default=0, ge=0)
     every_norm: bool = False
-    """True if each norm of a layer is a kernel, not one for the mixer and one for the feed-forward."""
+    """True if each norm of a layer is a separate kernel; else mixer and feed-forward have one each."""
 
 
 HOST_COSTS = (
@@ -49,11 +49,11 @@ HOST_COSTS = (
 
 
 WIDE = 4
-"""Tensor-parallel size from which SGLang captures larger graphs."""
+"""Minimum tensor-parallel size at which SGLang captures larger graphs."""
 
 
 NORMS = 2
-"""Norms of a layer that ``kernels_per_layer`` counts."""
+"""Number of norms of a layer that ``kernels_per_layer`` includes."""
 TILE = 32
 """Minimum rows of a product and of an activation sent to other chips, on chips with matrix tiles."""
 
@@ -70,11 +70,11 @@ class Framework(BaseModel):
     eager_experts_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs that routed experts add to a layer's launches."""
     eager_mxfp4_experts_s: float = Field(default=0.0, ge=0)
-    """The same for MXFP4 experts, for which a single call selects, runs and sums experts."""
+    """Same host time for MXFP4 experts: a single call selects, runs and sums experts."""
     eager_sparse_s: float = Field(default=0.0, ge=0)
-    """Host time outside captured graphs of a layer that chooses or compresses the keys which it reads."""
+    """Host time outside captured graphs of a layer with selective or compressed attention."""
     fp8_experts_s: dict[str, float] = Field(default_factory=dict)
-    """By chip name: seconds per layer and step of FP8 experts in addition to their products."""
+    """Seconds per layer and step of FP8 experts in addition to their products, by chip name."""
     eager_launch_s: float = Field(ge=0)
     uncompiled_launch_s: float = Field(default=0.0, ge=0)
     """Host time per kernel if graphs, and so compilation, are switched off; used if longer than ``eager_launch_s``."""
@@ -82,36 +82,36 @@ class Framework(BaseModel):
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
     norms_in_reductions: bool = False
-    """True if an all-reduce adds the residual and takes the norm behind it in its own kernel."""
+    """True if the all-reduce kernel also adds the residual and computes the following norm."""
     mxfp8_experts: bool = False
     """True if MXFP4 experts take activations in MXFP8, on chips that multiply 4-bit floats."""
     joins_index_keys: bool = False
-    """True if an index's keys and the weights of its heads are one product, widened to the model's own format."""
+    """True if the key and head-weight projections of an index are one product, in the model's own format."""
     shared_overlap_tokens: int = Field(default=0, ge=0)
-    """Tokens up to which a step's shared experts run on their own stream, in parallel to routed ones; 0: after them."""
+    """Maximum tokens of a step whose shared experts run on a stream parallel to routed experts; 0 = after them."""
     captured_unit: Literal["tokens", "sequences"] = "tokens"
     """Unit of the captured sizes."""
     captured_steps: Literal["all", "decode"] = "all"
     """Steps that may replay a graph: all, or those without prompt chunks."""
     captured_by_memory: tuple[tuple[float, int, int], ...] = ()
-    """Largest captured size on chips below a memory in GiB: with fewer than ``WIDE`` chips in tensor parallel, with
-    more."""
+    """Largest captured sizes by chip memory: (memory limit in GiB, size below ``WIDE`` tensor-parallel chips, size from
+    ``WIDE`` on)."""
     captured_per_seq: float = Field(default=0.0, ge=0)
-    """Largest size over ``max_num_seqs`` (times the tokens of a verify step); 0 = no such limit."""
+    """Largest captured size relative to ``max_num_seqs`` (times the tokens of a verify step); 0 = no such limit."""
     captured: tuple[int, ...] = ()
-    """Sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
+    """Captured sizes in tokens under an engine's limits (``for_engine``); empty = the defaults."""
     reserved_bytes: float = Field(ge=0)
     library: str | None = None
     """Kernel library, if its name differs from the engine's."""
     reductions: str | None = None
-    """Kernel library whose collectives the engine runs, if not its own."""
+    """Kernel library whose collectives the engine runs, if it differs from ``library``."""
     rank_skew_s: float = Field(default=0.0, ge=0)
     """Seconds that every all-reduce waits for each further rank."""
     static_activation_scales: bool = False
-    """True if its 8-bit checkpoints contain activation scales, so that no kernel computes them at run time."""
+    """True if the engine's 8-bit checkpoints contain activation scales, so that no kernel computes scales."""
     kv_share_of: Literal["all", "free", "static"] = "all"
-    """Base of ``engine.gpu_memory_utilization``: a chip's memory, activations inside or outside of it (static: SGLang's
-    ``--mem-fraction-static``), or the memory that weights and activations leave."""
+    """Base of ``engine.gpu_memory_utilization``: a chip's memory, with activations inside the share (all) or outside of
+    it (static: SGLang's ``--mem-fraction-static``), or the memory left by weights and activations (free)."""
     per_prompt_s: float = Field(default=0.0, ge=0)
     rank_s: float = Field(default=0.0, ge=0)
     sorted_logit_s: float = Field(default=0.0, ge=0)
@@ -121,55 +121,55 @@ class Framework(BaseModel):
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
     first_batch_s: dict[str, float] = Field(default_factory=dict)
-    """Delay of a benchmark's first prompts, sent several at once, by maker of the chip."""
+    """Delay in seconds of a benchmark's first prompts, sent several at once, by chip vendor."""
     schedules_ahead: bool = False
     group_choice: Literal["fewest", "round-robin"] = "fewest"
-    """Attention group that a request goes to: the one with the fewest waiting (four times) and running, or the next."""
+    """Choice of a request's attention group: lowest load (running plus four times waiting requests), or round robin."""
     dp_wait_limit_steps: int = Field(default=0, ge=0)
-    """Maximum steps that a prompt waits until every attention group has one."""
+    """Maximum steps that a prompt waits until every attention group has a prompt."""
     divides_limits: bool = False
     """True if limits on sequences and tokens apply to all attention groups together."""
     scheduling_s: float = Field(default=0.0, ge=0)
-    """Part of the host work of a step that asynchronous scheduling runs beside the device."""
+    """Part of the host seconds of a step that asynchronous scheduling overlaps with the device."""
     scheduling_per_sequence_s: float = Field(default=0.0, ge=0)
     tail_of_each_token: bool = False
-    """True if a convolution keeps a tail for each token it verifies, not one that is longer by a token."""
+    """True if a convolution stores a tail per verified token, not one tail that is longer by a token."""
     scores: Literal["queries", "sequences"] = "queries"
-    """Verification of draft tokens: as several queries of one sequence, or each as a sequence. The latter reads the
-    whole context again (vLLM's batch expansion of 2024)."""
+    """Verification of draft tokens: as several queries of one sequence, or each token as a sequence. The latter reads
+    the whole context per token (vLLM's batch expansion of 2024)."""
     drafts: Literal["batched", "per-sequence"] = "batched"
-    """Sequences of a draft pass: all together, or one each (slots of llama.cpp)."""
+    """Draft passes: one for all sequences, or one per sequence (slots of llama.cpp)."""
     recurrent_drafts: Literal["batched", "per-sequence"] = "batched"
-    """Passes of a recurrent-state model that has a drafter: one for all sequences, or one each."""
+    """Passes of a recurrent-state model that has a drafter: one for all sequences, or one per sequence."""
     fixed_batch: bool = False
-    """True if a decode step computes every one of ``max_num_seqs`` places of the batch, whichever are taken."""
+    """True if a decode step computes all ``max_num_seqs`` slots of the batch, occupied or not."""
     slots: int = Field(default=0, ge=0)
-    """Places of a fixed batch under an engine's limits (``for_engine``)."""
+    """Slots of a fixed batch under an engine's limits (``for_engine``)."""
     prompts: Literal["together", "sequential"] = "together"
-    """Prompts of a step: computed together, or one after the other, padded to whole sizes."""
+    """Computation of a step's prompts: together, or one after the other, padded to fixed sizes."""
     host_rows: Literal["running", "slots"] = "running"
-    """Sequences that the host handles after a decode step: those that run, or all places of a fixed batch."""
+    """Rows that the host processes after a decode step: running sequences, or all slots of a fixed batch."""
     reduced_bytes: float = Field(default=0.0, ge=0)
-    """Bytes of an element on its way to other chips in an all-reduce; 0 = as it is computed."""
+    """Bytes per element that an all-reduce sends; 0 = bytes of the activation format."""
     eager_rank_s: float = Field(default=0.0, ge=0)
     """Host time of a launch outside captured graphs for each further tensor-parallel rank."""
     eager_read_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the memory bandwidth at which a step outside captured graphs reads the layers' weights, after its
-    launches; 0 = as its kernels do."""
+    launches; 0 = as in captured graphs."""
     samples_on: Literal["host", "device"] = "host"
-    """Place of sampling on chips whose logits would otherwise go to the host (``Host.sequence_s``)."""
+    """Sampling on host or device, for chips with host time per sequence for logits (``Host.sequence_s``)."""
     prefill_chunk_tokens: int = Field(default=0, ge=0)
-    """Prompt tokens held in activations at once; 0 = all tokens of a step."""
+    """Maximum prompt tokens whose activations are in memory at once; 0 = all tokens of a step."""
     max_kv_tokens: int = Field(default=0, ge=0)
-    """Maximum tokens of all sequences for which KV is allocated, per replica; 0 = as many as fit."""
+    """Maximum tokens of all sequences for which KV is allocated, per replica; 0 = no limit but the memory."""
     engine_defaults: dict[str, Any] = Field(default_factory=dict)
     """Fields of ``engine`` whose default differs from the scenario's usual default."""
     weights_dtype: dict[str, str] | None = None
-    """Format of each part in which it stores weights where ``weights_dtype`` is not set; None: the checkpoint's."""
+    """Default weight format of each part if the scenario has no ``weights_dtype``; None = the checkpoint's formats."""
     kv_cache_dtype: str | None = None
-    """Format of its KV cache where ``kv_cache_dtype`` is not set."""
+    """Default KV cache format if the scenario has no ``kv_cache_dtype``."""
     scored_row_s: float = Field(default=0.0, ge=0)
-    """Host time for each verified draft token that is a sequence of its own."""
+    """Host seconds per verified draft token that is a separate sequence."""
     source: Source
 
     @property
@@ -178,11 +178,11 @@ class Framework(BaseModel):
         return self.library or self.name
 
     def runs_kernels_of(self, other: Framework) -> bool:
-        """True if it launches the same kernels as ``other``: the two may differ only in ``HOST_COSTS``."""
+        """True if both engines launch the same kernels: they differ at most in ``HOST_COSTS``."""
         return self == other or self.model_copy(update={name: getattr(other, name) for name in HOST_COSTS}) == other
 
     def without_api_server(self) -> Framework:
-        """The same engine driven by a program in its process: no server takes requests in or streams tokens out."""
+        """Variant of the engine that a program drives in-process, without costs of an API server."""
         return self.model_copy(
             update={
                 "api_server_s": 0.0,
@@ -194,7 +194,7 @@ class Framework(BaseModel):
         )
 
     def streaming_every(self, tokens: int) -> Framework:
-        """The same engine when it streams several tokens at once."""
+        """Variant of the engine that streams ``tokens`` tokens at once."""
         if tokens == 1:
             return self
         return self.model_copy(update={"overlapped_per_sequence_s": self.overlapped_per_sequence_s / tokens})
@@ -204,7 +204,7 @@ class Framework(BaseModel):
 
         Args:
             architecture: the model.
-            experts: dtype of its routed experts.
+            experts: dtype of the model's routed experts.
             ranks: tensor-parallel chips that the host launches each kernel on.
             graphs: whether other steps run captured graphs.
         """
@@ -225,20 +225,20 @@ class Framework(BaseModel):
         return dense + routed * experts_s + sparse * self.eager_sparse_s
 
     def with_experts(self, chip: str, architecture: Architecture, experts: str) -> Framework:
-        """The engine with what its build adds to layers of FP8 experts on the chip of this name."""
+        """Variant of the engine with the extra time of layers of FP8 experts on the chip of this name."""
         layer_s = self.fp8_experts_s.get(chip, 0.0) if experts.startswith("fp8") else 0.0
         return self.model_copy(update={"step_s": self.step_s + layer_s * expert_layers(architecture)})
 
     def sorting(self, vocabulary: int) -> Framework:
-        """The same engine when it samples with top-p or top-k: the logits of every sequence are sorted.
+        """Variant of the engine that samples with top-p or top-k: the logits of every sequence are sorted.
 
         Args:
-            vocabulary: logits of one sequence.
+            vocabulary: number of logits of one sequence.
         """
         return self.model_copy(update={"per_sequence_s": self.per_sequence_s + vocabulary * self.sorted_logit_s})
 
     def scheduled(self, asynchronous: bool | None) -> Framework:
-        """Variant with or without asynchronous scheduling; None: the engine's default. Asynchronous: a step lasts at
+        """Variant with or without asynchronous scheduling; None = the engine's default. Asynchronous: a step lasts at
         least as long as its scheduling, and an arrival waits one step longer. Synchronous: every step waits for its
         scheduling.
         """
@@ -258,15 +258,15 @@ class Framework(BaseModel):
         )
 
     def for_engine(self, max_num_seqs: int, query_len: int = 1, sizes: Sequence[int] | None = None) -> Framework:
-        """The framework with the graphs that it captures under an engine's limits.
+        """Variant of the framework with the graph sizes captured under an engine's limits.
 
         Sizes that count sequences become tokens of a decode or verify step; sizes that count tokens are rounded up to
         whole verify steps (vLLM's ``adjust_cudagraph_sizes_for_spec_decode``).
 
         Args:
-            max_num_seqs: most sequences of a step.
+            max_num_seqs: maximum sequences of a step.
             query_len: tokens per decoding sequence.
-            sizes: what the user requests in place of the defaults; empty captures none.
+            sizes: captured sizes set by the user in place of the defaults; empty = no captured graphs.
         """
         if self.fixed_batch:
             rows = -(-max_num_seqs * query_len // TILE) * TILE
@@ -287,19 +287,19 @@ class Framework(BaseModel):
 
     @property
     def max_captured_tokens(self) -> int:
-        """Largest captured graph; steps of more tokens launch kernel by kernel."""
+        """Tokens of the largest captured graph; steps with more tokens launch kernel by kernel."""
         return max(self._sizes(), default=0)
 
     def padded_tokens(self, tokens: IntArray, cuda_graphs: bool) -> IntArray:
-        """Tokens that the linear layers really compute: padded to the next captured size where a graph is replayed."""
+        """Tokens that the linear layers compute, padded to the next captured size if a graph is replayed."""
         if not cuda_graphs:
             return tokens
         sizes = np.array([0, *self._sizes()])
         return np.where(tokens <= sizes[-1], sizes[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)], tokens)
 
     def padded_prompts(self, most: int) -> IntArray:
-        """Tokens computed for a prompt alone, by its length up to ``most``: 128, else a power of two, or a multiple of
-        2,048 where that is less.
+        """Tokens computed for a single prompt, by its length up to ``most``. They are at least 128, padded to a power
+        of two or to a multiple of 2,048, whichever is smaller.
 
         Source: tt-metal, ``get_padded_prefill_len`` of models/tt_transformers/tt/common.py.
         """
@@ -331,13 +331,13 @@ class Framework(BaseModel):
 
 
 def expert_layers(architecture: Architecture) -> int:
-    """Layers whose tokens are routed to experts."""
+    """Number of layers whose tokens are routed to experts."""
     return sum(group.count for group in architecture.layer_groups if isinstance(group.layer.feed_forward, MoeMlp))
 
 
 @cache
 def load_framework(name: str) -> Framework:
-    """The catalogue's framework ``name``.
+    """Load the framework ``name`` from the catalogue.
 
     Raises:
         ForerunError: no such framework.
@@ -364,29 +364,29 @@ def engine_defaults(name: str, chip: Chip | None = None, entry_point: str = "ser
 
 
 class DraftOverhead(BaseModel):
-    """Host seconds of one method in one engine that no kernel hides."""
+    """Exposed host seconds of one speculation method in one engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     step_s: float = Field(default=0.0, ge=0)
-    """Per step that drafts."""
+    """Host seconds per step that drafts."""
     pass_s: float = Field(default=0.0, ge=0)
-    """Per sequential pass."""
+    """Host seconds per sequential pass."""
     per_sequence_s: float = Field(default=0.0, ge=0)
-    """Host seconds per drafting sequence and step; for a look-up on the host, the look-up's time."""
+    """Host seconds per drafting sequence and step; for text look-ups, the time of a look-up."""
     sequence_pass_s: float = Field(default=0.0, ge=0)
-    """Per drafting sequence and sequential pass: its token verified and sampled again where it is refused."""
+    """Host seconds per drafting sequence and sequential pass: verify a token, and resample if it is rejected."""
     per_context_token_s: float = Field(default=0.0, ge=0)
-    """Per context token scanned in each step: look-ups on the host."""
+    """Host seconds per context token that a text look-up scans in each step."""
     gate_s: float = Field(default=0.0, ge=0)
-    """Per sequential pass whose confidence is looked at, where a confidence threshold may end the draft (llama.cpp's
+    """Host seconds per sequential pass whose confidence is compared with a draft confidence threshold (llama.cpp's
     p-min)."""
     policy_step_s: float = Field(default=0.0, ge=0)
-    """Per step under a policy that may change K, whether or not the step drafts."""
+    """Host seconds per step under a policy that may change K, whether or not the step drafts."""
     policy_sequence_s: float = Field(default=0.0, ge=0)
     """Host seconds per sequence of a step that a policy governs."""
     budget_step_s: float = Field(default=0.0, ge=0)
-    """Per step whose draft tokens are chosen by their confidence."""
+    """Host seconds per step whose draft tokens are chosen by confidence."""
     source: Source
 
 
@@ -396,7 +396,7 @@ VLLM_2025 = "vllm-2025"
 
 @cache
 def load_draft_overhead(framework: str, method: str) -> DraftOverhead:
-    """The engine's entry for a method, or that of any engine.
+    """Load the engine's entry for a method, else the generic entry of the method.
 
     Raises:
         ForerunError: no such method.

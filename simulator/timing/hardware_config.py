@@ -21,8 +21,8 @@ class LayerShare(Section):
     layers: PositiveInt | None = None
     """Number of layers; default: in proportion to the chip's share of the memory of all chips that run whole layers."""
     part: Literal["layers", "experts"] = "layers"
-    """``layers``: whole ones, before those of ``hardware.chip`` (``--n-gpu-layers``, ``--tensor-split``). ``experts``:
-    those of the first layers, whose attention stays (``--n-cpu-moe``)."""
+    """``layers``: whole layers, before the layers of ``hardware.chip`` (``--n-gpu-layers``, ``--tensor-split``).
+    ``experts``: only the experts of the first layers (``--n-cpu-moe``)."""
 
 
 class HardwareConfig(Section):
@@ -30,37 +30,36 @@ class HardwareConfig(Section):
 
     chip: str
     """Catalogue name or path of a chip profile, or a system of several chips (t3000, quietbox, quietbox-blackhole,
-    galaxy). A system sets the chip, ``tensor_parallel`` and ``link`` where they are not set."""
+    galaxy). A system sets the chip, and ``tensor_parallel`` and ``link`` unless they are set."""
     tensor_parallel: Chips = 1
-    """Chips that share every layer's attention and dense matrices."""
+    """Number of chips that share every layer's attention and dense matrices."""
     pipeline_parallel: Chips = 1
-    """Stages that the layers are split into, each on chips of its own."""
+    """Number of stages that the layers are split into, each on separate chips."""
     expert_parallel: Chips = 1
-    """Chips of a stage over which whole experts are spread; the rest of the stage's chips split each expert. If experts
-    do not divide evenly, leftover places hold second copies of popular experts."""
+    """Number of chips of a stage over which whole experts are spread; further chips split each expert. If experts do
+    not divide evenly, leftover slots have second copies of popular experts."""
     attention_data_parallel: Chips = 1
-    """Groups of ``tensor_parallel`` chips in a stage that each hold all of attention and serve sequences of their own.
-    The experts are spread over all of them. Each group has its own scheduler, token budget, KV cache and host work, and
-    steps with the others. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` are those of one
-    group, as the engines' flags are; SGLang divides the first two among the groups."""
+    """Number of groups of ``tensor_parallel`` chips in a stage, each with all attention weights and its own sequences.
+    The experts are spread over all groups. Each group has its own scheduler, token budget, KV cache and host work; all
+    groups step together. ``engine.max_num_seqs``, ``max_num_batched_tokens`` and ``num_kv_blocks`` apply to one group,
+    like the engines' flags; SGLang divides the first two among the groups."""
     expert_routing: str | None = None
     """Spread of tokens over experts: ``balanced``, ``uniform`` (each token picks at random), ``power-law-ALPHA``
     (NVIDIA's aiconfigurator measures 1.01 and 1.2), ``zipf-ALPHA`` (popular experts by rank; smooth in the batch) or
-    ``identical`` (dummy tokens that are all alike); default: the routing in the model's catalogue entry, else
-    ``uniform``."""
+    ``identical`` (equal dummy tokens); default: the routing in the model's catalogue entry, else ``uniform``."""
     layers_on: list[LayerShare] = Field(default_factory=list)
     """llama.cpp: other chips of the machine that run some of the layers, one chip after the other. ``hardware.chip``
-    runs the rest, and the LM head."""
+    runs the remaining layers and the LM head."""
     tensor_chips: list[str] = Field(default_factory=list)
-    """llama.cpp: chips of the other ``tensor_parallel`` ranks if they differ from ``chip``, which must have the least
-    memory. All ranks have equal shares, and the slowest sets the pace."""
+    """llama.cpp: chips of ``tensor_parallel`` ranks 1, 2, ... if they differ from ``chip``, which must have the least
+    memory. All ranks have equal shares, and the slowest rank determines the step time."""
     speculative_parallel: PositiveInt = 1
-    """Device groups of attention-level speculation."""
+    """Number of device groups of attention-level speculation."""
     replicas: Replicas = 1
-    """Independent copies of the whole engine behind one router."""
+    """Number of independent copies of the whole engine behind one router."""
     power_limit_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Board power limit of every chip (``nvidia-smi -pl``), in watts. It lowers clocks and so compute; memory bandwidth
-    hardly falls. Default: the chip's TDP."""
+    """Board power limit of every chip (``nvidia-smi -pl``), in watts. A limit lowers clocks and so compute; memory
+    bandwidth hardly falls. Default: the chip's TDP."""
     link: str | None = None
     """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
     pipeline_link: str | None = None
@@ -92,10 +91,10 @@ class HardwareConfig(Section):
 
     @property
     def chips_per_stage(self) -> int:
-        """Chips that hold one pipeline stage."""
+        """Number of chips of one pipeline stage."""
         return self.tensor_parallel * self.attention_data_parallel
 
     @property
     def chips_per_replica(self) -> int:
-        """Chips of one copy of the engine."""
+        """Number of chips of one copy of the engine."""
         return self.chips_per_stage * self.pipeline_parallel

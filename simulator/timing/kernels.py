@@ -1,7 +1,7 @@
 """The kernels of an engine step: calls of an architecture, the time of each call, and their sum.
 
-The kernel list alone determines a step's time. ``*_calls`` list the calls, ``price`` gives time and evidence of one,
-``Costs`` sums them; tables for single steps are built from the same calls (``simulator.timing.step``).
+The kernel list alone determines a step's time. ``*_calls`` list the calls, ``price`` gives time and evidence of one
+call, ``Costs`` sums the kernels; tables for single steps are built from the same calls (``simulator.timing.step``).
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ from simulator.timing.framework import ElementwiseKernels
 from simulator.timing.work import StepWork
 
 NORM_KERNELS = 4.0
-"""A fused add + RMSNorm reads input and residual and writes both: four passes over the activations."""
+"""Passes over the activations of a fused add and RMSNorm: it reads and writes input and residual."""
 LOGIT_KERNELS = 3.0
-"""Sampling reads and rewrites fp32 logits: log-softmax and the draw (vLLM's sampler works in fp32)."""
+"""Passes over fp32 logits in sampling: log-softmax (read, write) and the draw (vLLM's sampler works in fp32)."""
 LOGIT_BYTES = 4.0
 FP8_DISPATCH_BYTES = 1.0
-"""Bytes per element sent to fp8 experts; the way back is in bf16 (DeepEP, README: FP8 dispatch, BF16 combine)."""
+"""Bytes per element sent to fp8 experts; outputs return in bf16 (DeepEP, README: FP8 dispatch, BF16 combine)."""
 OWN_EXPERTS = 0.54
-"""Independent tokens that count as much as one further token of the same sequence when experts are chosen.
+"""Number of independent tokens that reach as many new experts as one further token of the same sequence.
 
-Four tokens in a row touch 2.5 times the experts of one (Cohere, "Why MoE models get more from speculative decoding",
-2026-04; 38 % of a token's experts are those of the token before it). With 8 of 128 experts, independent tokens would
-touch 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
+Four consecutive tokens reach 2.5 times the experts of one token (Cohere, "Why MoE models get more from speculative
+decoding", 2026-04; 38 % of a token's experts are those of the previous token). With 8 of 128 experts, four independent
+tokens would reach 3.64 times as many, and 2.63 of them 2.5 times: (2.63 - 1) / 3."""
 SHARED = "shared_experts."
 """Prefix of the names of shared experts' kernels."""
 NEGLIGIBLE = 0.05
-"""Share of device time up to which an evidence level does not count for a run's basis."""
+"""Maximum share of device time at which an evidence level is ignored in a run's basis."""
 CELL_TOKENS_PER_SEQUENCE = 16
 MAX_CELL_TOKENS = 256
 """Spacing of the contexts between which decode attention is interpolated: 16 tokens per sequence, at most 256 in all.
 
-The kernel's time is linear in its keys except where it gains a split or a wave; such a jump spreads over one cell."""
+The kernel's time is linear in its keys except at a further split or wave; such a jump spreads over one cell."""
 
 
 class Call(NamedTuple):
-    """Identical kernel calls of a model in a step, or in each of many steps. Numbers may be arrays over the steps."""
+    """Identical kernel calls of a model in a step, or in each of many steps (with arrays as numbers)."""
 
     name: str
     op: str
     """Method of ``KernelLibrary`` that prices the call."""
     sizes: Mapping[str, Num]
-    """Arguments of that method, by name."""
+    """Arguments of the method, by name."""
     times: Num = 1
     window: int | None = None
     """Attention window of the layer, in tokens; None for full attention and other kernels."""
     wait_s: float = 0.0
-    """Collectives: seconds that each waits for its slowest rank."""
+    """Seconds that a collective waits for its slowest rank."""
     library: KernelLibrary | None = None
     """Kernel library of the chip that runs the call; None for the layer's own chip."""
     beside: Num = False
-    """Truth of an overlap with longer kernels on another stream: the kernel then adds only its minimum time."""
+    """Nonzero if the call overlaps longer kernels on another stream: it then adds only its minimum time."""
 
 
 class Kernel(NamedTuple):
@@ -76,10 +76,10 @@ class Kernel(NamedTuple):
 
     name: str
     family: str
-    """gemm, attention, index, sparse, recurrent, moe, elementwise, collective; or host: work of the CPU that no kernel
-    hides."""
+    """Kernel family: gemm, attention, index, sparse, recurrent, moe, elementwise or collective; or host, for exposed
+    work of the CPU."""
     dtype: str
-    """Dtype of the stored operand; empty if there is none."""
+    """Dtype of the stored operand; empty without one."""
     times: Num
     time: KernelTime
     """Time of one such kernel."""
@@ -88,7 +88,7 @@ class Kernel(NamedTuple):
     sol_s: Num = 0.0
     """Speed-of-light seconds of one of these equal kernels, at the chip's peak."""
     fitted: tuple[str, str] = ("", "")
-    """Family and format of the parameter set that priced it."""
+    """Family and format of the parameter set that priced the kernel."""
     sizes: Mapping[str, Num] = {}
     """Sizes of the kernel, keyed by the column names of a kernel trace."""
     exposed: Num = 1.0
@@ -120,7 +120,7 @@ class Kernel(NamedTuple):
         return {"collective": "interconnect", "host": "host"}.get(self.family) or self.time.bound
 
     def row(self, index: int) -> Kernel:
-        """The kernel in one of many steps, as plain numbers."""
+        """Kernel of step ``index`` of many steps, as plain numbers."""
 
         def one(value: Num) -> Num:
             return value[index].item() if isinstance(value, np.ndarray) else value
@@ -131,12 +131,12 @@ class Kernel(NamedTuple):
 
 
 def running(kernels: Iterable[Kernel], row: int = 0) -> list[Kernel]:
-    """Kernels that take time in the given one of many steps, as plain numbers."""
+    """Kernels that take time in step ``row`` of many steps, as plain numbers."""
     return [one for one in (kernel.row(row) for kernel in kernels) if one.times and one.seconds > 0]
 
 
 def other_device_kernel(name: str, family: str, seconds: Num, present: Num = 1) -> Kernel:
-    """Time spent outside the chips' kernels, as a kernel: ``host`` work, or a message in transit (``collective``)."""
+    """Kernel object for time outside the chips' kernels: ``host`` work, or a message in transit (``collective``)."""
     return Kernel(name, family, "", present, KernelTime(seconds, 0.0, 0.0, seconds, 0.0, 0.0))
 
 
@@ -162,7 +162,7 @@ class Evidence(NamedTuple):
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds by bound, useful work and evidence, summed over kernels; every entry an array over the same steps."""
+    """Seconds by bound, useful work and evidence, summed over kernels; every field an array over the same steps."""
 
     compute_s: FloatArray
     memory_s: FloatArray
@@ -174,7 +174,7 @@ class Costs:
     calibrated_s: FloatArray
     """Seconds on the device of kernels fitted on the chip, at shapes within the fitted range."""
     extrapolated_s: FloatArray
-    """Seconds on the device of kernels with shapes or operand formats outside those fitted."""
+    """Seconds on the device of kernels with shapes or operand formats outside the fitted ones."""
     datasheet_s: FloatArray
     """Seconds on the device of kernels that were never measured on the chip."""
     sol_s: FloatArray
@@ -194,8 +194,8 @@ class Costs:
         return total
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add equal kernels: launches count as latency. Of the remaining time, the shorter of compute and memory counts
-        only its exposed part; the longer one counts all else."""
+        """Add equal kernels. Launches count as latency; of the remaining time, the shorter of compute and memory counts
+        only its exposed part, and the longer of the two counts all else."""
         time, count = kernel.time, kernel.times * kernel.exposed
         seconds = count * np.asarray(time.seconds)
         if kernel.family == "host":
@@ -235,11 +235,11 @@ class Costs:
         return Costs(*(getattr(self, name)[index] for name in self.__slots__))
 
     def repeated(self, times: IntArray) -> Costs:
-        """Each entry as often as ``times`` says."""
+        """Repeat each entry ``times`` times."""
         return Costs(*(np.repeat(getattr(self, name), times) for name in self.__slots__))
 
     def put(self, index: Num, other: Costs) -> None:
-        """Set the entries selected by ``index`` to those of ``other``."""
+        """Set the entries selected by ``index`` to the entries of ``other``."""
         for name in self.__slots__:
             getattr(self, name)[index] = getattr(other, name)
 
@@ -249,7 +249,7 @@ PARAMETERS = {
     "index_prefill": "sparse_prefill",
     "index_decode": "sparse_decode",
 }
-"""Parameter family of an operation, where it differs from the operation's name."""
+"""Parameter family of an operation, if it differs from the operation's name."""
 
 
 class CellEnds(Protocol):
@@ -260,7 +260,7 @@ class CellEnds(Protocol):
 
 
 def price(call: Call, library: KernelLibrary, table: CellEnds | None = None) -> Kernel:
-    """Time and evidence level of one kernel call; ``table``: of the same decode attention."""
+    """Time and evidence level of one kernel call; ``table``: table of the same decode attention, if there is one."""
     sizes, library = call.sizes, call.library or library
     if call.op == "collective":
         taken = library.collective(**sizes)
@@ -292,8 +292,8 @@ _LONGEST_KEPT = 4096
 
 
 def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelTime:
-    """Kernel time, each of equal sizes computed once: within long arrays, and short ones memoised by library, operation
-    and sizes.
+    """Kernel time, computed once for equal sizes. Equal rows of long arrays are merged; results of short arrays are
+    memoised by library, operation and sizes.
 
     Tables of engines that differ only in captured graphs have equal counts beyond the graphs' sizes.
     """
@@ -321,7 +321,7 @@ def _timed(library: KernelLibrary, op: str, sizes: Mapping[str, Num]) -> KernelT
 
 
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
-"""Factors that spread the bits of sizes."""
+"""Odd factors of a hash function of sizes."""
 
 
 def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
@@ -343,7 +343,7 @@ def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
 
 
 def equal_neighbours(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """First row of each run of equal rows of ``columns``, and its length: steps after one another are often alike.
+    """First row and length of each run of equal rows of ``columns``: consecutive steps are often equal.
 
     >>> equal_neighbours(np.array([5, 5, 7, 5]))
     (array([0, 2, 3]), array([2, 1, 1]))
@@ -356,7 +356,7 @@ def equal_neighbours(*columns: NDArray[Any]) -> tuple[IntArray, IntArray]:
 
 
 def sizes_key(*sizes: Num) -> tuple[Num, ...]:
-    """The sizes of a kernel as part of a cache key; equal arrays have equal keys."""
+    """Cache key of a kernel's sizes; equal arrays have equal keys."""
     return tuple((v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in sizes)
 
 
@@ -396,7 +396,7 @@ def cell_tokens(seqs: Num) -> Num:
 
 def between_cells(formula: Num, seqs: IntArray, keys: Num, at_ends: Callable[[Num], Num] | None = None) -> FloatArray:
     """Interpolate ``formula`` between the key counts at both ends of each step's cell; the first cell begins at one
-    key. ``at_ends`` gives both values by cell if it has them."""
+    key. ``at_ends`` returns known values at both ends by cell, or None."""
     width = cell_tokens(np.maximum(1, seqs))
     cell = keys // width
     known = None if at_ends is None else at_ends(cell)
@@ -418,17 +418,17 @@ def decode_attention(
     tail_kv: Num = 0.0,
     table: CellEnds | None = None,
 ) -> KernelTime:
-    """Decode attention of many steps: by formula, but its seconds interpolated between contexts.
+    """Decode attention of many steps by formula, with seconds interpolated between contexts.
 
     Args:
         library: kernel library of the chip.
         op: method of the library.
         shape: attention shape of the layer.
-        seqs: decoding sequences.
-        q_len: queries of each.
-        kv_tokens: keys they read, total.
+        seqs: number of decoding sequences.
+        q_len: queries per sequence.
+        kv_tokens: total keys that the sequences read.
         tail_kv: long-context tail, as ``StepWork.tail_kv``.
-        table: of the same kernel, which single steps are priced by.
+        table: table of the same kernel, as used for single steps.
     """
     # Work and launch are physics', whatever was learned of the seconds.
     exact: KernelTime = getattr(library.reading(False), op)(shape, seqs=seqs, q_len=q_len, kv_tokens=kv_tokens)
@@ -446,7 +446,7 @@ def decode_attention(
 
 
 def alike_tokens(query_len: Num) -> Num:
-    """Tokens per independent choice of experts where each sequence has ``query_len`` tokens in a row.
+    """Tokens per independent choice of experts if each sequence has ``query_len`` consecutive tokens.
 
     >>> round(alike_tokens(4), 2)
     1.53
@@ -455,7 +455,7 @@ def alike_tokens(query_len: Num) -> Num:
 
 
 def collective(name: str, deployment: Deployment, op: str, message_bytes: Num, times: Num = 1) -> Iterator[Call]:
-    """A collective among the chips of a tensor-parallel group; none if there is one."""
+    """Collective among the chips of a tensor-parallel group; empty for a single chip."""
     if deployment.tensor_parallel == 1 or deployment.link is None:
         return
     sizes = {"op": op, "message_bytes": message_bytes, "world_size": deployment.tensor_parallel}
@@ -463,7 +463,7 @@ def collective(name: str, deployment: Deployment, op: str, message_bytes: Num, t
 
 
 def embedding_calls(deployment: Deployment, tokens: IntArray) -> Iterator[Call]:
-    """Rows of the embedding table, on the first stage."""
+    """Embedding look-up of ``tokens`` rows, on the first stage."""
     if not deployment.first_stage:
         return
     rows = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
@@ -472,13 +472,13 @@ def embedding_calls(deployment: Deployment, tokens: IntArray) -> Iterator[Call]:
 
 
 def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_len: Num = 1) -> Iterator[Call]:
-    """One layer without attention itself and collectives, and without experts if attention groups share them.
+    """Calls of one layer without attention and collectives, and without experts if attention groups share them.
 
     Args:
         deployment: the model on its chips.
-        layer: of it.
+        layer: layer of the model.
         tokens: tokens that the layer computes.
-        query_len: consecutive tokens of each sequence among them.
+        query_len: consecutive tokens per sequence among ``tokens``.
     """
     hidden, present = deployment.architecture.hidden_size, np.minimum(tokens, 1)
     hidden_shared = tokens <= deployment.shared_overlap_tokens
@@ -503,7 +503,7 @@ def layer_calls(deployment: Deployment, layer: Layer, tokens: IntArray, query_le
 
 
 def p2p_send(deployment: Deployment, tokens: IntArray, link: Link, times: int = 1) -> Call:
-    """The residual stream of ``tokens`` tokens on its way to another chip of the machine."""
+    """P2P send of the residual stream of ``tokens`` tokens to another chip of the machine."""
     message = tokens * deployment.architecture.hidden_size * deployment.activation_bytes
     sizes = {"op": "send_recv", "message_bytes": message, "world_size": 2, "link": link}
     return Call("p2p-send", "collective", sizes, times)
@@ -514,7 +514,7 @@ def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list
 
     Args:
         deployment: the model on its chips.
-        layer: of it.
+        layer: layer of the model.
         hidden: width of the residual stream.
     """
     mlp, parts = layer.feed_forward, layer_parts(layer)
@@ -538,7 +538,7 @@ def layer_elementwise(deployment: Deployment, layer: Layer, hidden: int) -> list
 
 
 def expert_elementwise(deployment: Deployment, mlp: MoeMlp, hidden: int) -> list[tuple[str, float, int]]:
-    """Elementwise kernels around routed experts that the measured kernels leave out, as in ``layer_elementwise``. They
+    """Elementwise kernels around routed experts that measured kernels do not include, as in ``layer_elementwise``. They
     choose experts from the router's logits, and add the shared experts' output."""
     launches = deployment.passes
     chosen = 0 if deployment.weight_dtypes["expert"] == "mxfp4" else launches.expert_choice
@@ -581,15 +581,15 @@ def mixer_elementwise(deployment: Deployment, mixer: Mixer | None) -> list[tuple
 
 
 def layer_parts(layer: Layer) -> int:
-    """Mixer and feed-forward of the layer, where present."""
+    """Number of parts of a layer: mixer and feed-forward, if present."""
     return (layer.mixer is not None) + (layer.feed_forward is not None)
 
 
 def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> Iterator[Call]:
     """All-reduces of one layer: after attention, and after the parts of the MLP that no other group shares.
 
-    A norm over whole queries and keys, of which each chip has a part, adds up their sums of squares first (MiniMax;
-    vLLM's ``MiniMaxText01RMSNormTP``: one all-reduce of two 4-byte numbers a token).
+    A norm over whole queries and keys, which are split over chips, first reduces their sums of squares (MiniMax; vLLM's
+    ``MiniMaxText01RMSNormTP``: one all-reduce of two 4-byte numbers a token).
     """
     mlp, groups = layer.feed_forward, deployment.attention_data_parallel
     if isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "vector":
@@ -603,8 +603,8 @@ def reduction_calls(deployment: Deployment, layer: Layer, tokens: IntArray) -> I
 def expert_call(
     deployment: Deployment, mlp: MoeMlp, tokens: IntArray, query_len: Num = 1, dispatched: bool = False
 ) -> Call:
-    """Routed experts of one layer on the slowest chip. ``tokens`` counts all attention groups together; if they are
-    ``dispatched``, an exchange brings each chip its own part."""
+    """Routed experts of one layer on the slowest chip. ``tokens`` is the total of all attention groups; ``dispatched``
+    if an all-to-all sends each chip only the tokens of its experts."""
     sizes = {
         "tokens": tokens,
         "num_experts": deployment.expert_slots(mlp.num_experts),
@@ -626,9 +626,9 @@ def expert_call(
 def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> Iterator[Call]:
     """Experts that attention groups share, with the exchange of tokens to and from them.
 
-    Where whole experts are spread over all chips of the group, an all-to-all each way; where each expert is split,
-    every group gathers the tokens of all and the results are reduced and scattered (vLLM's ``allgather_reducescatter``
-    and ``deepep_high_throughput`` all-to-all backends).
+    If whole experts are spread over all chips of the group: an all-to-all each way. If each expert is split: an
+    all-gather of all groups' tokens and a reduce-scatter of the results (vLLM's ``allgather_reducescatter`` and
+    ``deepep_high_throughput`` all-to-all backends).
 
     Args:
         tokens: tokens of all attention groups together.
@@ -650,10 +650,10 @@ def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -
 
 
 def exchange_bytes(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Bytes that the busiest chip sends to the experts (its own part included), and that come back to it.
+    """Bytes that the busiest chip sends to the experts (its own part included), and bytes that return to it.
 
-    Tokens lie evenly on the chips. Each goes once to every chip that holds any of its experts: of ``R`` chips it
-    reaches ``R (1 - (1 - 1/R)^k)``, and the chip whose experts are most wanted sets the pace.
+    Tokens are evenly spread over the chips. Each token goes once to every chip with any of its experts: to ``R (1 - (1
+    - 1/R)^k)`` of ``R`` chips; the chip with the most popular experts determines the time.
 
     Source: DeepEP (github.com/deepseek-ai/DeepEP), normal kernels: one copy per destination rank.
     """
@@ -695,12 +695,12 @@ class MixingKind(NamedTuple):
     shape: MixingShape
     window: int | None
     place: int
-    """Index of the layers' window in the windows of ``StepWork``."""
+    """Index of the layers' attention window in the per-window fields of ``StepWork``."""
     layers: int
     kernels: KernelLibrary
     """Kernel library of the chip that runs the layers."""
     one_pass: bool = False
-    """True if one kernel takes the prompt chunks and the single queries of a batch."""
+    """True if one kernel serves the prompt chunks and the single queries of a batch."""
 
     @property
     def full_attention(self) -> AttentionShape | None:
@@ -733,8 +733,8 @@ def decode_calls(kind: MixingKind, seqs: Num, query_len: Num, keys: Num, tail_kv
     """Token-mixing calls of one layer for decoding sequences.
 
     Args:
-        kind: of the layer.
-        seqs, query_len, keys: sequences, queries of each, and total keys that all of them read.
+        kind: kind of the layer.
+        seqs, query_len, keys: number of sequences, queries per sequence, and total keys read.
         tail_kv: as in ``StepWork``.
     """
     shape = kind.shape
@@ -756,8 +756,8 @@ def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num
     """Token-mixing calls of one layer for prompt chunks.
 
     Args:
-        kind: of the layer.
-        seqs, tokens: chunks and their tokens.
+        kind: kind of the layer.
+        seqs, tokens: number of chunks and of their tokens.
         pairs, keys: (query, key) pairs within the layer's window, and keys read.
     """
     sizes = {"shape": kind.prompts, "seqs": seqs, "q_tokens": tokens}
@@ -777,8 +777,8 @@ def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num
 def mixed_calls(
     kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num, decoding: Num, decode_keys: Num, longest_kv: Num
 ) -> Iterator[Call]:
-    """Attention of one layer over prompt chunks and single queries in one kernel. Sizes as ``prompt_calls`` takes them,
-    then sequences with a query each, the keys they read, and the most keys of one."""
+    """Attention of one layer over prompt chunks and single queries in one kernel. Sizes as in ``prompt_calls``, then
+    the number of single-query sequences, their total keys, and the keys of the longest one."""
     sizes = {"shape": kind.shape, "seqs": seqs, "q_tokens": tokens, "pairs": pairs, "kv_tokens": keys}
     sizes |= {"decode_seqs": decoding, "decode_kv_tokens": decode_keys, "longest_kv": longest_kv}
     yield Call("mixed attention", "attention_mixed", sizes, window=kind.window)
@@ -789,8 +789,8 @@ MixingCalls = Callable[..., Iterator[Call]]
 
 
 def mixing_calls(kind: MixingKind, work: StepWork[Num]) -> Iterator[tuple[MixingCalls, tuple[Num, ...]]]:
-    """Token-mixing calls of one layer and their sizes. One kernel for mixed batches if the library has it, else
-    decoding sequences and prompt chunks in kernels of their own; of single steps only what runs."""
+    """Token-mixing calls of one layer and their sizes. One kernel for mixed batches if the library has such a kernel,
+    else separate kernels for decoding sequences and prompt chunks; single steps list only kernels that run."""
     decoding, prefilling, many = work.decode_seqs, work.prefill_seqs, isinstance(work.decode_seqs, np.ndarray)
     chunks = (work.prefill_tokens, work.prefill_pairs[kind.place], work.prefill_kv_tokens[kind.place])
     keys = work.decode_kv_tokens[kind.place]
@@ -823,7 +823,7 @@ def seconds_of(calls: Callable[..., Iterator[Call]], kind: MixingKind) -> Callab
 
 
 def _sparse(shape: MixingShape) -> tuple[str, str]:
-    """Operation of an index, or of attention over the entries that a query reads, and its name."""
+    """Operation prefix and name of an index, or of attention over the entries that a query reads."""
     return ("index", "index") if isinstance(shape, IndexShape) else ("sparse", "attention")
 
 
@@ -836,7 +836,7 @@ def _convolution_calls(shape: RecurrentShape, seqs: Num, tokens: Num, phase: str
 
 @dataclass(frozen=True, slots=True)
 class ByCount:
-    """Numbers by a count, from 0."""
+    """Table of numbers by a count, from 0."""
 
     values: NDArray[Any]
 
@@ -846,18 +846,18 @@ class ByCount:
 
 @dataclass(slots=True)
 class CostTable:
-    """Costs of work that depends on one count alone; priced in blocks, each when it is first requested."""
+    """Costs of work that depends on one count alone, priced in blocks on first request."""
 
     price: Callable[[IntArray], Costs]
-    """Costs of many counts."""
+    """Function that prices many counts."""
     most: int
-    """Largest count."""
+    """Largest count of the table."""
     like: CostTable | None = None
-    """Table of the same prices with another largest count: blocks in both tables are priced once."""
+    """Table of the same prices with a different largest count: common blocks are priced once."""
     costs: Costs = field(init=False)
-    """One row per count, from 0; rows of blocks that were not needed are empty."""
+    """One row per count, from 0; rows of blocks that were not requested are zero."""
     known: list[float | None] = field(init=False)
-    """Device seconds by count; None if the block was not needed."""
+    """Device seconds by count; None if the block was not requested."""
 
     BLOCK: ClassVar[int] = 256
     """Rows of the first block; each further block doubles the length of the table."""

@@ -1,4 +1,4 @@
-"""KV blocks that fit beside the weights on one replica."""
+"""Memory plan of one replica: number of KV blocks that fit with the weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from simulator.timing.drafters import DraftMemory, RemoteDrafter
 from simulator.timing.kernels import LOGIT_BYTES
 
 ANY = 1 << 40
-"""Number of pages, practically unlimited, for a chip whose layers cache nothing."""
+"""Number of pages (practically unlimited) for a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
-"""Ratio of the commoner to the rarer kind of layer below which a group counts the commoner."""
+"""Ratio of layer counts of two kinds below which a group has the size of the larger count."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on ONE chip of the pipeline stage with the least room, and the replica's KV blocks."""
+    """Bytes in use on ONE chip of the pipeline stage with the least free memory, and the replica's KV blocks."""
 
     capacity_bytes: float
     weight_bytes: float
@@ -38,11 +38,11 @@ class MemoryPlan:
     state_bytes: float = 0.0
     """Bytes of recurrent state reserved for the largest number of running sequences."""
     index_bytes_per_token: float = 0.0
-    """Part of ``kv_bytes_per_token`` that holds the keys of indexers."""
+    """Part of ``kv_bytes_per_token`` for the keys of indexers."""
     groups: int = 1
-    """Attention groups, each on chips of its own, that share out the blocks."""
+    """Number of attention groups, each on separate chips, over which the blocks are divided."""
     page_tokens: int = 0
-    """Tokens for which blocks are allotted together; 0 = one block's."""
+    """Tokens of a page, for which blocks are allocated together; 0 = tokens of one block."""
     padding_bytes: float = 0.0
     """Unused bytes of key pages, which are padded to the size of a recurrent state."""
 
@@ -63,23 +63,23 @@ class MemoryPlan:
 
 
 class HybridPages(NamedTuple):
-    """Page size for the keys and states of a hybrid model on ONE chip, as vLLM's cache manager has it."""
+    """Page size for the keys and states of a hybrid model on ONE chip, as in vLLM's cache manager."""
 
     tokens: int
-    """Tokens whose keys one layer's page holds."""
+    """Number of tokens whose keys fit in one layer's page."""
     group_bytes: float
     """Bytes of a page in all layers of a group: one entry of a block table."""
     caching_groups: int
-    """Groups of layers that cache keys: a sequence takes a page for every ``tokens`` tokens in each."""
+    """Number of groups of layers that cache keys: a sequence uses one page per group and ``tokens`` tokens."""
     state_groups: int
-    """Groups of recurrent layers: a sequence takes a page in each, and one more for every draft token."""
+    """Number of groups of recurrent layers: a sequence uses one page per group, and one more per draft token."""
 
 
 def hybrid_pages(deployment: Deployment, block_size: int) -> HybridPages | None:
-    """Pages of a model with attention and recurrent layers; None if it has not both, or another engine serves it.
+    """Pages of a model with attention and recurrent layers; None if it lacks either, or for other engines than vLLM.
 
-    A page of keys is made as long as a state, in whole blocks, and a state is padded to it. Layers form groups of
-    equally many, as many as the rarer kind has (or the commoner one, where that is less than a quarter more).
+    A page of keys has the size of a state, in whole blocks, and a state is padded to it. Layers form groups of equal
+    size: the smaller layer count of the two kinds, or the larger if it is less than a quarter more.
 
     Args:
         deployment: the model.
@@ -102,9 +102,9 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
 
     The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
     up and product (3 x intermediate / TP; routed experts get the tokens of every attention group, over all chips of the
-    stage), or where attention keeps no scores on the chip with those of one layer (heads / TP x tokens x
-    ``max_context``, fp32, softmax in place), whichever is more; logits, on the last pipeline stage, are held in fp32
-    together with their softmax. Limits are those of one attention group.
+    stage), or, without FlashAttention, with the scores of one layer (heads / TP x tokens x ``max_context``, fp32,
+    softmax in place), whichever is larger; logits, on the last pipeline stage, are stored in fp32 together with their
+    softmax. Limits apply to one attention group.
 
     Source of the scores: llama.cpp reserves its compute buffer for a graph of a whole ubatch over a full cache
     (``kq`` of ``build_attn_mha``; ``ggml_gallocr`` gives the softmax its operand's place).
@@ -134,15 +134,15 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
 def fit_separate_processes(
     memory: MemoryPlan, drafter: RemoteDrafter, *, gpu_memory_utilization: float, max_tokens: int
 ) -> MemoryPlan:
-    """The plan, limited to the number of blocks for which a drafter on its own chips has KV memory.
+    """Limit the plan to the number of blocks for which a drafter on its own chips has KV memory.
 
     Args:
         memory: plan of the target's chips. drafter: the drafter on its own chips.
-        gpu_memory_utilization: share of their memory that the engine may use.
-        max_tokens: most tokens of one pass.
+        gpu_memory_utilization: share of the drafter's chip memory that the engine may use.
+        max_tokens: maximum tokens of one pass.
 
     Raises:
-        ForerunError: the drafter does not fit its chips.
+        ForerunError: the drafter does not fit on its chips.
     """
     deployment, inner = drafter.deployment, drafter.inner
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
@@ -175,21 +175,21 @@ def plan_memory(
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
-    The pipeline stage with the least room decides for all stages. Blocks of all attention groups are counted together.
-    Limits, and a measured count, are for one group, as each group logs its own.
+    The pipeline stage with the least free memory determines the number of blocks. The result is the total of all
+    attention groups; limits, and a measured count, apply to one group, because each group logs its own count.
 
     Args:
         deployment: the whole model.
         draft: the drafter on the same chips (of the last stage), or None; its weights and its KV share the memory.
-        max_sampled: most rows of logits in one step.
+        max_sampled: maximum rows of logits in one step.
         num_kv_blocks: a measured block count that overrides the estimate.
         pipeline_parallel: stages that the layers are split into.
-        max_num_seqs: most sequences at once, for the windows and states that they keep; default ``max_sampled``.
-        drafted: draft tokens that a step verifies: a recurrent state is kept after each, to roll back to.
-        max_context: longest context, for scores that attention does not keep on the chip.
+        max_num_seqs: maximum running sequences, for the windows and states that they store; default ``max_sampled``.
+        drafted: draft tokens that a step verifies; a recurrent state is stored after each one, for rollback.
+        max_context: longest context, for attention scores without FlashAttention.
 
     Raises:
-        DoesNotFit: weights and activations leave no room for a single block.
+        DoesNotFit: weights and activations leave no memory for a single block.
     """
     stages = [
         _plan_stage(
@@ -212,7 +212,7 @@ def plan_memory(
 
 
 class DoesNotFit(ForerunError):
-    """A model leaves no room for KV on its chips."""
+    """A model leaves no memory for KV on its chips."""
 
 
 MOST_OF_MEMORY = 0.95
@@ -220,11 +220,11 @@ MOST_OF_MEMORY = 0.95
 
 
 def advice(unused: float, left: float, block: float, weights: float, draft_weights: float) -> str:
-    """Advice on what to change so that a model fits its chips.
+    """Advice on changes that make a model fit on its chips.
 
     Args:
-        unused: bytes of the chip left by weights, drafter, activations and states. left: the part of ``unused`` that
-        the engine may use for KV blocks.
+        unused: bytes of the chip not used by weights, drafter, activations and states. left: the part of ``unused``
+        that the engine may use for KV blocks.
         block: bytes of one KV block.
         weights, draft_weights: bytes on a chip.
     """
@@ -253,7 +253,7 @@ def _plan_stage(
     drafted: int,
     max_context: int,
 ) -> MemoryPlan:
-    """The memory of one pipeline stage and the blocks that it alone would allow."""
+    """Memory plan of one pipeline stage, with the number of blocks that the stage alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
     weights = deployment.weight_bytes
     draft_weights = draft.weight_bytes if draft else 0.0
@@ -311,18 +311,18 @@ def _plan_stage(
 def window_bytes(
     deployment: Deployment, left: float, per_token: float, max_tokens: int, max_num_seqs: int, block_size: int
 ) -> float:
-    """KV bytes on one chip set aside for layers with a window.
+    """KV bytes on one chip reserved for layers with a window.
 
-    Every sequence that runs keeps its window and a block that is being filled; the step's own tokens stay until it
-    ends. The number of sequences is the maximum. The result is at most the windows' share for sequences exactly as long
-    as the widest window: shorter contexts drop nothing, so they get as many blocks as without windows.
+    The maximum number of sequences counts. Every sequence stores its window and a partly filled block; the step's new
+    tokens are stored until the step ends. The result is at most the windows' share for sequences exactly as long as the
+    widest window: shorter contexts drop no tokens, so they get as many blocks as without windows.
 
     Args:
         deployment: the model.
-        left: bytes for KV altogether.
-        per_token: bytes that a token takes in the layers without a window.
-        max_tokens: most tokens of a step.
-        max_num_seqs: most sequences at once.
+        left: bytes available for KV in total.
+        per_token: KV bytes of a token in the layers without a window.
+        max_tokens: maximum tokens of a step.
+        max_num_seqs: maximum running sequences.
         block_size: tokens of a block.
     """
     windows = deployment.windowed_kv_bytes
@@ -336,7 +336,7 @@ def window_bytes(
 
 
 def _state_words(states: float, sequences: int) -> str:
-    """Recurrent state that is set aside for as many sequences as may run, where there is any."""
+    """Text about the recurrent state reserved for the maximum number of sequences; empty without state."""
     return f"{states / 1e9:.1f} GB state of {sequences} sequences (engine.max_num_seqs) + " if states else ""
 
 

@@ -11,7 +11,7 @@ from hwprofiles import Chip, KernelLibrary, KernelTime, Link
 from hwprofiles.formulas import Num
 
 STREAMED_ROWS = 32
-"""Rows from which a card computes products with weights in host memory, after copying the weights to the card.
+"""Minimum rows at which a card computes products with weights from host memory, after copying the weights to the card.
 
 Source: ``ggml_backend_cuda_device_offload_op`` of llama.cpp (``min_batch_size``); ``--no-op-offload`` turns it off."""
 
@@ -27,12 +27,12 @@ class OtherDevice(NamedTuple):
 
 
 class HostKernels(KernelLibrary):
-    """Kernels of a host's cores; a card fetches the weights and computes products with many rows instead.
+    """Kernels of a host's cores, except for products with many rows: a card copies the weights and computes these.
 
     Args:
         host: kernels of the host.
         card: kernels of the card.
-        link: between them.
+        link: link between host and card.
     """
 
     def __init__(self, host: KernelLibrary, card: KernelLibrary, link: Link) -> None:
@@ -48,11 +48,11 @@ class HostKernels(KernelLibrary):
         return self._either(sizes["tokens"], super().moe(**sizes), lambda: self._card.moe(**sizes))
 
     def sol_seconds(self, time: KernelTime, dtype: str = "") -> Num:
-        """Lesser of the times that host and card would take at their peaks."""
+        """Lower of the speed-of-light times of host and card."""
         return np.minimum(super().sol_seconds(time, dtype), self._card.sol_seconds(time, dtype))
 
     def _either(self, rows: Num, on_host: KernelTime, on_card: Callable[[], KernelTime]) -> KernelTime:
-        """Time on the host for few rows; for many, time on the card after the operands have crossed the link."""
+        """Time on the host for few rows; for many rows, time on the card plus transfer of the operands."""
         if np.max(rows, initial=0) < STREAMED_ROWS:
             return on_host
         far = on_card()
@@ -62,10 +62,10 @@ class HostKernels(KernelLibrary):
 
 
 class SlowestKernels(KernelLibrary):
-    """Kernels that unlike chips run side by side on equal shares: each lasts as long as the slowest of them.
+    """Kernels that different chips run in parallel on equal shares: a kernel takes as long as on the slowest chip.
 
     Args:
-        libraries: of the chips, the deployment's own first.
+        libraries: kernel libraries of the chips, the deployment's own first.
     """
 
     def __init__(self, libraries: Sequence[KernelLibrary]) -> None:
@@ -79,7 +79,7 @@ class SlowestKernels(KernelLibrary):
 
 
 def _slowest(name: str) -> Callable[..., KernelTime]:
-    """Slowest result of the method ``name`` over all libraries."""
+    """Method that returns the slowest result of the method ``name`` over all libraries."""
 
     def method(self: SlowestKernels, *sizes: Num, **named: Num) -> KernelTime:
         times: list[KernelTime] = [getattr(one, name)(*sizes, **named) for one in self._all]
@@ -97,7 +97,7 @@ SPREAD = tuple(
     for name, method in vars(KernelLibrary).items()
     if not name.startswith("_") and getattr(method, "__annotations__", {}).get("return") is KernelTime
 )
-"""Kernels that every rank of a tensor-parallel group runs on its share: all that a library times."""
+"""Methods for kernels that every rank of a tensor-parallel group runs on its share: all timed methods of a library."""
 for _name in SPREAD:
     setattr(SlowestKernels, _name, _slowest(_name))
 

@@ -1,4 +1,4 @@
-"""Power of a board by what its engine steps do, from its idle power and TDP and three shares (``power.yaml``)."""
+"""Power of a board during engine steps, from its idle power, its TDP and three shares (``power.yaml``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from hwprofiles import BASES, Chip
 
 
 def full_power_s(seconds: FloatArray, bound_s: FloatArray, arithmetic_s: FloatArray) -> FloatArray:
-    """Seconds at TDP that take as much energy, beyond idle power, as each step.
+    """Seconds at TDP whose energy above idle power equals that of each step.
 
-    ``at_work * seconds + kernels * bound_s + arithmetic * arithmetic_s``, at most ``seconds``: clocks, leakage and
-    schedulers of a chip whose engine works; cores, caches and memory in kernels that compute or memory bound; and
-    arithmetic itself.
+    ``at_work * seconds + kernels * bound_s + arithmetic * arithmetic_s``, at most ``seconds``. The terms: clocks,
+    leakage and schedulers of a busy chip; cores, caches and memory in kernels bound by compute or memory; arithmetic.
 
     Args:
-        seconds: of each step.
+        seconds: duration of each step.
         bound_s: part of ``seconds`` in kernels bound by compute or memory, without launches, links and host work.
         arithmetic_s: seconds of the step's FLOPs at the chip's dense peak.
     """
@@ -29,7 +28,7 @@ def full_power_s(seconds: FloatArray, bound_s: FloatArray, arithmetic_s: FloatAr
 
 
 def power_evidence(chip: Chip) -> tuple[str, tuple[float, float]]:
-    """Evidence level of a chip's predicted power, and the 90 % ends of a factor on it."""
+    """Evidence level of a chip's predicted power, and its 90 % interval as factors on the power."""
     measured = chip.name in _shares()["chips"]
     low, high = _shares()["ends"]["measured" if measured else "other"]
     return BASES[0 if measured else 1], (low, high)

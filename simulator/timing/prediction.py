@@ -1,4 +1,4 @@
-"""One kernel's time as a result: what ``forerun predict`` prints and writes."""
+"""Result of ``forerun predict``: the time of one kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PARTS = {"Launch": "launch_s", "Compute": "compute_s", "Memory": "memory_s", "T
 
 
 class KernelPrediction(Result):
-    """One kernel's predicted time; the keys of its document are its own: ``prediction["seconds"]``."""
+    """Predicted time of one kernel; its values can be read by key: ``prediction["seconds"]``."""
 
     kind = "predict"
 
@@ -26,7 +26,7 @@ class KernelPrediction(Result):
 
     @property
     def seconds(self) -> float:
-        """Predicted time."""
+        """Predicted time in seconds."""
         return self._document["seconds"]  # type: ignore[no-any-return]
 
     @property
@@ -62,12 +62,12 @@ class KernelPrediction(Result):
 
     @property
     def summary(self) -> Summary:
-        """All figures of the prediction by name."""
+        """All numbers of the prediction by name."""
         return Summary({key: value for key, value in self._document.items() if key != "shape"})
 
     @property
     def title(self) -> str:
-        """The kernel and its shape."""
+        """Name of the kernel and its shape."""
         return " ".join([self["op"], *(f"{key}={value}" for key, value in self["shape"].items())])
 
     @property
@@ -77,7 +77,7 @@ class KernelPrediction(Result):
 
     @property
     def conclusion(self) -> str:
-        """Time of the kernel, its bound and its evidence level."""
+        """Sentence with the kernel's time, bound and evidence level."""
         return f"{duration(self['seconds'])}, bound by {self['bound']}, {self['basis']}"
 
     @property
@@ -85,7 +85,7 @@ class KernelPrediction(Result):
         return ()
 
     def tables(self) -> list[Table]:
-        """The time and its parts, the work and its rate."""
+        """Tables of the time and its parts, and of the work and its rate."""
         low, high = map(duration, self["interval"])
         rows = [("Time", duration(self["seconds"])), ("90 % interval", f"{low} to {high}")]
         rows += [("Bound", self["bound"]), ("Basis", self["basis"])]
@@ -98,7 +98,7 @@ class KernelPrediction(Result):
         return [pairs("", rows, "kernel")]
 
     def records(self) -> list[dict[str, Any]]:
-        """One row: shape and figures, the interval as its two ends."""
+        """One row with shape and numbers, and with both ends of the interval."""
         low, high = self["interval"]
         plain = {key: value for key, value in self.summary.items() if key != "interval"}
         return [{**self["shape"], **plain, "low_s": low, "high_s": high}]
@@ -117,14 +117,14 @@ def predict(
     Args:
         chip: a profile, a catalogue name or a path.
         op: an operation of the canonical kernel trace, or ``elementwise``.
-        values: its columns, numbers or text as typed on a command line.
-        sizes: the same as keyword arguments.
+        values: values of the operation's columns, as numbers or as command-line text.
+        sizes: further values, as keyword arguments.
         library: kernel library.
-        corrected: with the profile's learned correction, or by physics alone.
+        corrected: whether to apply the profile's learned correction to the analytical time.
 
     Raises:
-        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or that the chip
-            cannot do.
+        ProfileError: unknown chip, operation or key, a missing key, or a value that is out of range or not supported by
+            the chip.
     """
     values = {**(values or {}), **sizes}
     prediction = predict_kernel(chip, op, values, library, corrected)

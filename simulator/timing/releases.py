@@ -1,4 +1,4 @@
-"""Comparison of an engine's release with the releases that constants were fitted on, and the age of a model."""
+"""Comparison of an engine's release with the releases that constants were fitted on, and with the model's age."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ BuildAge = Literal["fitted", "older", "newer", "young model", "unknown"]
 months after its model, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
 DATED = r"(20\d\d)-?(0[1-9]|1[0-2])"
-"""Year and month in the name of a build."""
+"""Regular expression for year and month in the name of a build."""
 TUNING = 3
-"""Months from a model's weights to releases that have kernels, tiles and defaults for it. Of InferenceX's mixtures most
-gains in one engine fall into this time."""
+"""Months from a model's release to engine releases tuned for it (kernels, tiles, defaults). In InferenceX's results for
+mixtures of experts, most gains of an engine fall into this time."""
 
 
 @cache
 def build_age(framework: str, release: str | None, model: str) -> BuildAge:
-    """Relation of the fits to a build that serves a model.
+    """Relation of an engine's build that serves a model to the fitted releases.
 
     Args:
         framework: kernel library of the engine, such as ``vllm``.
-        release: such as ``0.11.0``, ``lmsysorg/sglang:v0.5.12-cu130`` or ``nightly of 2026-02``; None: as fitted.
-        model: its name in the catalogue.
+        release: build, such as ``0.11.0``, ``lmsysorg/sglang:v0.5.12-cu130`` or ``nightly of 2026-02``; None = as
+            fitted.
+        model: catalogue name of the model.
 
     >>> build_age("vllm", "0.15.1", "llama-3.1-8b"), build_age("sglang", "0.5.9", "qwen3.5-397b-a17b")
     ('fitted', 'young model')
@@ -54,7 +55,7 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
 
 
 def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
-    """The newest release that was out in the month in a build's name; None if it has none or the engine no months.
+    """Newest release up to the month in a build's name; None if that month or the engine's releases are unknown.
 
     >>> release_of_month("sglang", "of 2026-02"), release_of_month("vllm", "nightly")
     ((0, 5, 9), None)
@@ -70,12 +71,12 @@ def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
 
 
 def _is_young(month: object, published: object) -> bool:
-    """True if a build of a month knew a model for less than ``TUNING`` months."""
+    """True if a build of this month appeared less than ``TUNING`` months after the model."""
     return published is not None and _month(str(month)) < _month(str(published)) + TUNING
 
 
 def release_numbers(text: str) -> tuple[int, ...] | None:
-    """The numbers of a release in an engine's version or image tag; None for a branch, a commit or a nightly build.
+    """Version numbers in an engine's version or image tag; None for a branch, a commit or a nightly build.
 
     >>> release_numbers("lmsysorg/sglang:v0.5.12.post1-cu130"), release_numbers("1.2.0rc6.post3")
     ((0, 5, 12), (1, 2, 0))

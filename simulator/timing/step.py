@@ -1,4 +1,4 @@
-"""One model's part of an engine step: its kernels, their sum, and the same sum looked up for single steps."""
+"""One model's part of an engine step: its kernels, their sum, and fast tables of the sum for single steps."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ BLOCK_CELLS = 64
 """Cells of a ``DecodeTable`` that are priced together."""
 ROWS_TOGETHER = 32
 STEPS_PER_BLOCK = 128
-"""Steps per block of a ``DecodeTable`` from which many steps are priced by the table. A new block costs as much as
-1,000 steps."""
+"""Minimum steps per block at which many steps are priced by a ``DecodeTable``. A new block costs as much as 1,000
+steps."""
 EXTRAPOLATED = 1
 
 
 class DecodeOverlap(Protocol):
     """Decode attention that overlaps the rest of its layer: seconds that it adds to a decode-only step.
 
-    ``window`` is the attention window of the layers meant, None for full attention.
+    ``window`` is the attention window of the layers, None for full attention.
     """
 
     @property
     def prompt_groups(self) -> int:
-        """Number of groups that share the computation of each prompt; 1: each computes whole prompts."""
+        """Number of groups that share the computation of each prompt; 1 = each group computes whole prompts."""
 
     def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
-        """Seconds in which each group sends one layer's KV of its ``tokens`` prompt tokens to the others."""
+        """Seconds in which each group sends one layer's KV of its ``tokens`` prompt tokens to all other groups."""
 
     def exposed(self, shape: AttentionShape, window: int | None) -> Callable[[Num, Num, Num], Num]:
-        """Exposed seconds of all layers of that kind, by (sequences, queries per sequence, total keys)."""
+        """Exposed seconds of all such layers, as a function of (sequences, queries per sequence, total keys)."""
 
     def exposed_parts(
         self, shape: AttentionShape, window: int | None, seqs: IntArray, query_len: IntArray, keys: IntArray
@@ -90,16 +90,16 @@ class DecodeTable:
     """Seconds of one decode attention kernel by sequences, queries per sequence and total keys read.
 
     For each pair (sequences, queries) the formula is evaluated at the ends of cells (``cell_tokens``), a block of cells
-    when a key in it is first requested, and interpolated linearly, as ``between_cells`` does for many steps.
+    on its first request, and interpolated linearly, as ``between_cells`` does for many steps.
 
     Args:
-        formula: seconds of (sequences, queries, keys); keys may be an array.
+        formula: function of (sequences, queries, keys) that returns seconds; keys may be an array.
     """
 
     def __init__(self, formula: Callable[[Num, Num, Num], Num]) -> None:
         self._formula = formula
         self._rows: dict[tuple[int, int], tuple[int, FloatArray]] = {}
-        """Cell width, and values at the cell ends: NaN if none was requested."""
+        """Cell width, and values at the cell ends (NaN if not requested), by sequences and queries."""
         self._blocks: dict[tuple[int, int, int], FloatArray] = {}
         """Values at the ends of a block's cells for ``ROWS_TOGETHER`` consecutive batches, by first batch, queries and
         block."""
@@ -121,7 +121,7 @@ class DecodeTable:
         return low + (keys - cell * width) * ((values.item(cell + 1) - low) / width)
 
     def row(self, seqs: int, query_len: int, keys: int) -> tuple[int, FloatArray]:
-        """Cell width and values at the cell ends of a batch, known around ``keys`` and NaN if not requested.
+        """Cell width and values at the cell ends of a batch: known around ``keys``, and NaN if not requested.
 
         Values requested later may be added to the same array.
         """
@@ -139,7 +139,7 @@ class DecodeTable:
         return kept[seqs - first]
 
     def ends(self, seqs: IntArray, query_len: Num, cells: IntArray) -> tuple[FloatArray, FloatArray] | None:
-        """Values at both ends of the cell of each step; None if its blocks would be larger than the steps."""
+        """Values at both ends of the cell of each step; None if these steps would need too many blocks."""
         batch, of_batch = np.divmod(seqs - 1, ROWS_TOGETHER)
         block, of_block = np.divmod(cells, BLOCK_CELLS)
         sizes = int(np.max(query_len)) + 1, int(batch.max(initial=0)) + 1, int(block.max(initial=0)) + 1
@@ -161,7 +161,7 @@ class DecodeTable:
         return values[at], values[at + 1]
 
     def _block(self, first: int, query_len: int, block: int) -> FloatArray:
-        """Values at the ends of the cells of a block, batches x ends."""
+        """Values at the cell ends of a block: array of batches x cell ends."""
         known = self._blocks.get((first, query_len, block))
         if known is None:
             batches = np.arange(first, first + ROWS_TOGETHER)
@@ -174,7 +174,7 @@ class DecodeTable:
         return known
 
     def _keep(self, seqs: int, query_len: int, block: int, costs: FloatArray) -> tuple[int, FloatArray]:
-        """The row with the values of a block added; the table may hold another thread's row, which lacks them."""
+        """Return the row with the values of a block added; a row from another thread may lack these values."""
         width, values = self._rows.get((seqs, query_len), (int(cell_tokens(seqs)), np.empty(0)))
         begin, end = block * BLOCK_CELLS, (block + 1) * BLOCK_CELLS + 1
         if len(values) < end:
@@ -191,8 +191,8 @@ class MixingPrices:
 
     Args:
         kind: the layers.
-        max_tokens: longest prompt chunk.
-        decode: table of the same kernels, if there is one.
+        max_tokens: tokens of the longest prompt chunk.
+        decode: existing table of the same decode kernels, or None.
     """
 
     def __init__(self, kind: MixingKind, max_tokens: int, decode: DecodeTable | None) -> None:
@@ -201,12 +201,12 @@ class MixingPrices:
         self.formulas = {calls: seconds_of(calls, kind) for calls in (prompt_calls, mixed_calls)}
         full = kind.full_attention
         self.has_tail = full is not None and bool(kind.kernels.tail_seconds(full, np.inf))
-        """True if the longest sequences of a batch end alone."""
+        """True if the longest sequences of a batch finish last, with most cores idle."""
         self.tail_s = cache(self._tail_s)
 
     @cached_property
     def fresh(self) -> ByCount:
-        """Seconds of one layer for one prompt without anything cached, by its length."""
+        """Seconds of one layer for one uncached prompt, by its length."""
         tokens, window = np.arange(1, self.max_tokens + 1, dtype=np.float64), self.kind.window
         growing = tokens if window is None else np.minimum(tokens, window)
         pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
@@ -234,7 +234,7 @@ class MixingPrices:
 
 
 class CallBlock(NamedTuple):
-    """Calls on one chip that run ``times`` times in a step. Those before the token mixing of a layer, and after it."""
+    """Calls on one chip that run ``times`` times in a step, before and after the token mixing of a layer."""
 
     home: Deployment
     calls: Iterable[Call]
@@ -244,17 +244,17 @@ class CallBlock(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """A step as the slowest attention group computes it."""
+    """Work of a step in the slowest attention group."""
 
     work: StepWork[Num]
     tokens: Num
     logit_rows: Num
     turns: Num
-    """Prompts computed one after the other; ``work`` holds the mean one."""
+    """Number of prompts computed one after the other; ``work`` is then for the mean prompt."""
     all_group_tokens: Num
-    """Tokens of all groups together; only this group's if no experts are shared."""
+    """Tokens of all groups together if groups share experts; else 0."""
     expert_tokens: Num
-    """Tokens that experts shared by the groups compute."""
+    """Tokens that the experts shared by the groups compute, padding included; 0 without such experts."""
 
 
 def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
@@ -268,9 +268,9 @@ def attention_windows(architecture: Architecture) -> tuple[int | None, ...]:
 class StepTimer:
     """Prices engine steps of one model on one replica.
 
-    ``kernels`` lists what runs, ``costs`` is its sum for many steps. ``seconds`` is the same sum for one step, looked
-    up: what depends on a count of tokens alone (layers, head, shared experts) in tables of the same calls, decode
-    attention in a ``DecodeTable``.
+    ``kernels`` lists the kernels, ``costs`` is their sum for many steps. ``seconds`` is the sum for one step, from
+    tables: ``CostTable`` for parts that depend on a token count alone (layers, head, shared experts), ``DecodeTable``
+    for decode attention.
     """
 
     deployment: Deployment
@@ -279,40 +279,40 @@ class StepTimer:
     windows: tuple[int | None, ...] = ()
     """Attention windows of the work to price; default: the model's windows (a pipeline stage may lack some)."""
     like: StepTimer | None = None
-    """Timer of the same kernels with other host costs or largest steps, whose tables are reused."""
+    """Timer of the same kernels with different host costs or maximum tokens, whose tables are reused."""
     tracked_windows: tuple[int | None, ...] = field(init=False, compare=False)
     _most: int = field(init=False, compare=False)
-    """Largest number of tokens that a step computes, the padding of its prompts included."""
+    """Largest number of tokens that a step computes, padding of prompts included."""
     tracked_longest: int = field(init=False, compare=False)
     """Number of longest decoding sequences whose individual contexts the step time depends on."""
     _homes: tuple[Deployment, ...] = field(init=False, compare=False)
-    """The model's layers by the chip that runs them."""
+    """Deployments of the model's layers, one per chip that runs some of them."""
     _mixing: list[MixingPrices] = field(init=False, compare=False)
     """Prices of each kind of layer."""
     _layers: dict[int, CostTable] = field(init=False, compare=False)
-    """Costs of layers by tokens, for each number of consecutive tokens per sequence that experts process."""
+    """Cost tables of layers by tokens, keyed by the number of consecutive tokens per sequence."""
     _head: CostTable = field(init=False, compare=False)
     _experts: CostTable | None = field(init=False, compare=False, default=None)
-    """Experts that attention groups share, by the tokens of all groups."""
+    """Costs of experts that attention groups share, by the tokens of all groups; None without such experts."""
     _padded: ByCount = field(init=False, compare=False)
-    """Tokens of all groups that the experts compute when the slowest group replays a graph, by that group's tokens."""
+    """Tokens that shared experts compute if the slowest group replays a graph, by the tokens of that group."""
     _routed: bool = field(init=False, compare=False)
     """True if expert costs depend on the tokens per sequence: there are routed experts and one attention group."""
     _overlap: DecodeOverlap | None = field(init=False, compare=False, default=None)
     _overlapped: dict[MixingPrices, DecodeTable] = field(init=False, compare=False, default_factory=dict)
-    """Exposed seconds of decode attention in steps without prompts, all layers of each kind."""
+    """Exposed seconds of decode attention in steps without prompts, for all layers of each kind."""
     _plain: StepTimer | None = field(init=False, compare=False, default=None)
-    """The timer without overlap that this is a copy of."""
+    """Timer without overlap from which this timer was copied; None if it is no copy."""
     _eager: ByCount = field(init=False, compare=False)
     """True for counts of tokens whose steps run outside captured graphs."""
     _decode_graphs: bool = field(init=False, compare=False)
     """True if steps with prompt chunks run outside captured graphs, whatever their size."""
     _prompt_sizes: ByCount | None = field(init=False, compare=False, default=None)
-    """Tokens computed for a prompt, by its length, if prompts are computed one after the other."""
+    """Tokens computed for a prompt, padding included, by its length; None if prompts are computed together."""
     _by_sequence: StepTimer | None = field(init=False, compare=False, default=None)
     _floor_s: float = field(init=False, compare=False)
-    """Host time to launch every kernel of a step one by one, which an uncaptured step cannot beat. It also reads the
-    weights, where that is slower than in a captured step."""
+    """Minimum seconds of an uncaptured step, for launching every kernel one by one. It includes the read of the weights
+    if that is slower than in a captured step."""
 
     def __post_init__(self) -> None:
         deployment, framework = self.deployment, self.deployment.framework
@@ -371,10 +371,10 @@ class StepTimer:
             )
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
-        """The kernels of many steps in the order in which they run, layer kinds one after the other.
+        """Kernels of many steps in execution order, layer kinds one after the other.
 
-        Host work and drafters are left out. With several attention groups, these are the slowest group's kernels with
-        the mean group's useful work.
+        Host work and drafters are not included. With several attention groups, these are the slowest group's kernels
+        with the mean group's useful work.
 
         Args:
             work: the steps, as arrays of equal length.
@@ -402,11 +402,11 @@ class StepTimer:
             yield from running(self._expert_blocks(step.expert_tokens))
 
     def costs(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Costs:
-        """The sum of the kernels of many steps; ``host_s`` holds the wait for launches outside captured graphs.
+        """Sum of the kernels of many steps; ``host_s`` is the wait for launches outside captured graphs.
 
         Args:
             work: the steps, as arrays of equal length.
-            logit_rows: as ``kernels`` takes them.
+            logit_rows: rows of logits, as in ``kernels``.
         """
         step = self._of_group(work, logit_rows)
         tokens, together = step.tokens, self._together(step.work)
@@ -434,8 +434,8 @@ class StepTimer:
         """Device seconds of one step, and the wait for launches outside captured graphs.
 
         Args:
-            work: one step; where nothing is prefilled ``decode_kv_tokens`` may hold arrays, and so does the result.
-            logit_rows: as ``kernels`` takes them.
+            work: one step. Without prompts, ``decode_kv_tokens`` may contain arrays; the result is then an array.
+            logit_rows: rows of logits, as in ``kernels``.
         """
         step = self._of_group(work, logit_rows)
         prefilling = step.work.prefill_seqs
@@ -449,20 +449,20 @@ class StepTimer:
         return total if self._prompt_sizes is None else step.turns * total
 
     def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:
-        """One layer without token mixing, for each token count in ``tokens``. Collectives are included, experts are not
-        if attention groups share them."""
+        """Costs of one layer without token mixing, for each token count in ``tokens``. Collectives are included;
+        experts are not if attention groups share them."""
         home = self.deployment
         block = CallBlock(home, layer_calls(home, layer, tokens), after=reduction_calls(home, layer, tokens))
         return _summed([block], len(tokens))
 
     def by_sequence(self) -> StepTimer:
-        """A timer of steps whose decoding sequences run one after the other, and their prompts together."""
+        """Timer of steps that compute decoding sequences one after the other and prompts together."""
         if self._by_sequence is None:
             self._by_sequence = BySequence(self.deployment, self.max_tokens, windows=self.tracked_windows, like=self)
         return self._by_sequence
 
     def beside(self, overlap: DecodeOverlap) -> StepTimer:
-        """Copy of the timer with another overlap of decode attention; unaffected tables are shared."""
+        """Copy of the timer with the given overlap of decode attention; unaffected tables are shared."""
         other = copy(self)
         other._overlap, other._plain, other._overlapped = overlap, self._plain or self, {}
         for one in self._mixing:
@@ -472,7 +472,7 @@ class StepTimer:
 
     @property
     def _same_tables(self) -> StepTimer | None:
-        """The timer whose tables are as long as this one's, and so are shared whole."""
+        """Timer ``like`` if it has the same maximum tokens, so that its tables are shared unchanged; else None."""
         return self.like if self.like is not None and self.like.max_tokens == self.max_tokens else None
 
     @property
@@ -482,7 +482,7 @@ class StepTimer:
 
     @property
     def origin(self) -> StepTimer:
-        """The timer of the same kernels whose tables this one reuses; itself where it reuses none."""
+        """Timer whose tables this timer reuses; the timer itself if it reuses none."""
         plain = self._plain or self
         return plain.like or plain
 
@@ -497,7 +497,7 @@ class StepTimer:
         return self._overlap is not None and self._overlap.prompt_groups > 1
 
     def _of_group(self, work: StepWork[Num], logit_rows: Num = None) -> GroupStep:
-        """The part of a step that the slowest attention group does."""
+        """Work of a step in the slowest attention group."""
         deployment = self.deployment
         turns, work = self._one_prompt(work)
         seen = slowest_group(work, deployment.attention_data_parallel)
@@ -515,8 +515,8 @@ class StepTimer:
         return GroupStep(seen, tokens, logit_rows, turns, everyone, expert_tokens)
 
     def _one_prompt(self, work: StepWork[Num]) -> tuple[Num, StepWork[Num]]:
-        """Number of prompts computed one after the other, and the work of the mean one, padded. The step as it is where
-        prompts are computed together."""
+        """Number of prompts computed one after the other, and the step's work with the mean prompt, padded. If prompts
+        are computed together: 1 and the unchanged step."""
         count, tokens = work.prefill_seqs, work.prefill_tokens
         many = isinstance(count, np.ndarray)
         if self._prompt_sizes is None or not (many or count):
@@ -537,7 +537,7 @@ class StepTimer:
         )
 
     def _even(self, step: GroupStep) -> FloatArray | None:
-        """Work of the mean attention group over that of the slowest; None if there is one."""
+        """Ratio of the mean attention group's work to the slowest group's work; None for a single group."""
         groups, tokens = self.deployment.attention_data_parallel, step.tokens
         if groups == 1:
             return None
@@ -548,9 +548,9 @@ class StepTimer:
         """Embedding, layers, and the transfer of activations to the chip that runs the next layers.
 
         Args:
-            home: chip and its layers.
-            tokens: padded to captured graphs.
-            query_len: as ``_together`` gives it.
+            home: deployment of the layers of one chip.
+            tokens: token counts, padded to captured graphs.
+            query_len: consecutive tokens per sequence, from ``_together``.
         """
         yield CallBlock(home, embedding_calls(home, tokens))
         prices = {(one.kind.shape, one.kind.window): one for one in self._mixing if one.kind.kernels is home.kernels}
@@ -566,7 +566,7 @@ class StepTimer:
         return CallBlock(self.deployment, head_calls(self.deployment, logit_rows))
 
     def _expert_blocks(self, tokens: IntArray) -> Iterator[CallBlock]:
-        """Experts that attention groups share, by the tokens that they compute."""
+        """Calls of experts that attention groups share, for ``tokens`` tokens."""
         for group in self.deployment.architecture.layer_groups:
             if isinstance(group.layer.feed_forward, MoeMlp):
                 calls = shared_expert_calls(self.deployment, group.layer.feed_forward, tokens)
@@ -593,14 +593,14 @@ class StepTimer:
         return self._layers[query_len]
 
     def _together(self, work: StepWork[Num]) -> Num:
-        """Consecutive tokens per sequence for routed experts: the verified ones in steps without prompts, else 1."""
+        """Consecutive tokens per sequence for routed experts: the verified tokens in steps without prompts, else 1."""
         decoding, prefilling = work.decode_seqs, work.prefill_seqs
         if isinstance(decoding, np.ndarray):
             return np.where((decoding > 0) & (prefilling == 0) & self._routed, work.query_len, 1)
         return work.query_len if self._routed and decoding and not prefilling else 1
 
     def _layer_rows(self, tokens: IntArray, lengths: IntArray) -> Costs:
-        """Costs of embedding and layers of many steps; ``lengths`` as ``_together`` gives them."""
+        """Costs of embedding and layers of many steps; ``lengths`` from ``_together``."""
         distinct = sorted(set(lengths.tolist()))
         if len(distinct) <= 1:
             return self._layer_table(*distinct or [1]).rows(tokens)
@@ -625,7 +625,7 @@ class StepTimer:
             yield exchange._replace(basis=EXTRAPOLATED)
 
     def _mixing_seconds(self, work: StepWork[Num]) -> Num:
-        """Seconds of the same kernels of all layers in one step."""
+        """Seconds of the token-mixing kernels of all layers in one step."""
         total: Num = 0.0
         for prices in self._mixing:
             for calls, sizes in mixing_calls(prices.kind, work):
@@ -639,7 +639,7 @@ class StepTimer:
 
     def _exposed(self, kernel: Kernel, kind: MixingKind, work: StepWork[IntArray]) -> Iterator[Kernel]:
         """Exposed decode attention of decode-only steps, and transfers over the link between the groups;
-        nothing of it was measured."""
+        both are extrapolated."""
         assert self._overlap is not None
         assert isinstance(kind.shape, AttentionShape)
         keys = work.decode_kv_tokens[kind.place]
@@ -666,7 +666,7 @@ class StepTimer:
 
 @dataclass(slots=True)
 class BySequence(StepTimer):
-    """Prices steps in which each decoding sequence has a pass of its own."""
+    """Prices steps in which each decoding sequence has a separate pass."""
 
     def kernels(self, work: StepWork[IntArray], logit_rows: IntArray | None = None) -> Iterator[Kernel]:
         for times, part in self._passes(work):
@@ -688,7 +688,7 @@ class BySequence(StepTimer):
 
     @staticmethod
     def _passes(work: StepWork[Num]) -> tuple[tuple[Num, StepWork[Num]], tuple[Num, StepWork[Num]]]:
-        """Count and work of two passes: a sequence that decodes, and all prompts."""
+        """Number and work of both kinds of passes: one per decoding sequence, and one for all prompts."""
         decodes = decode_work(work.decode_seqs, work.query_len, work.decode_kv_tokens)
         prompts = work._replace(
             decode_seqs=0 * work.decode_seqs,
@@ -702,13 +702,13 @@ class BySequence(StepTimer):
 
 
 def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | None, ...] = ()) -> StepTimer:
-    """Timer of a deployment. An existing one with its tables if an equal deployment was timed recently (replicas,
-    replications, points of a study), else a new one.
+    """Timer of a deployment. An existing timer with its tables is returned if an equal deployment was timed recently
+    (replicas, replications, points of a study).
 
     Args:
         deployment: model and chips.
         max_tokens: largest number of tokens in a step.
-        windows: as ``StepTimer`` takes them.
+        windows: attention windows, as in ``StepTimer``.
     """
     like = None
     for timer in list(_LATELY):
@@ -722,7 +722,7 @@ def step_timer(deployment: Deployment, max_tokens: int, windows: tuple[int | Non
 
 
 _LATELY: deque[StepTimer] = deque(maxlen=64)
-"""Timers used lately, found by comparing: a chip holds mappings and has no hash, which ``RecentResults`` needs."""
+"""Recently used timers, searched linearly: a chip contains mappings and has no hash, which ``RecentResults`` needs."""
 
 
 def _priced(calls: Iterable[Call], home: Deployment) -> Iterator[Kernel]:
@@ -730,7 +730,7 @@ def _priced(calls: Iterable[Call], home: Deployment) -> Iterator[Kernel]:
 
 
 def _summed(blocks: Iterable[CallBlock], size: int) -> Costs:
-    """Costs of blocks, without token mixing, for each of ``size`` counts."""
+    """Sum of the costs of blocks, without token mixing, for each of ``size`` counts."""
     total = Costs.zeros(size)
     for home, calls, times, _, after in blocks:
         one = Costs.of(_priced(calls, home), size)

@@ -19,13 +19,13 @@ WORK_SCALARS = (
     *("prefill_seqs", "prefill_tokens", "sampled_prefills", "decode_seqs", "query_len"),
     *("longest_kv", "tail_kv", "dp_imbalance", "trimmed"),
 )
-"""Fields of ``StepWork`` that are one number, in the order of ``StepWork.numbers``."""
+"""Scalar fields of ``StepWork``, in the order of ``StepWork.numbers``."""
 WORK_BY_WINDOW = ("prefill_pairs", "prefill_kv_tokens", "sampled_kv_tokens", "decode_kv_tokens")
-"""Fields with one number per attention window; they come after the scalar fields."""
+"""Fields with one number per attention window; in ``StepWork.numbers`` they follow the scalar fields."""
 
 
 def work_numbers(windows: int) -> int:
-    """Numbers of a step with ``windows`` attention windows.
+    """Length of ``StepWork.numbers`` with ``windows`` attention windows.
 
     >>> work_numbers(2)
     17
@@ -36,46 +36,46 @@ def work_numbers(windows: int) -> int:
 class StepWork(NamedTuple, Generic[Number]):
     """Work of one engine step (integers), or of many (arrays of equal length).
 
-    A tuple over windows holds one entry per distinct attention window of the model, in the order of
-    ``StepTimer.windows``; an entry counts only the keys inside that window.
+    A per-window tuple has one entry per distinct attention window of the model, in the order of ``StepTimer.windows``;
+    an entry counts only the keys inside the window.
     """
 
     prefill_seqs: Number
-    """Sequences with a prompt chunk in this step."""
+    """Number of sequences with a prompt chunk in this step."""
     prefill_tokens: Number
     prefill_pairs: tuple[Number, ...]
     """(query, key) pairs that the causal mask admits, per window."""
     prefill_kv_tokens: tuple[Number, ...]
-    """Keys that the chunks read, cached and new, per window."""
+    """Number of keys that the prompt chunks read, cached and new, per window."""
     sampled_prefills: Number
-    """Chunks that complete their prompt and so yield a token."""
+    """Number of chunks that complete their prompt and so yield a token."""
     sampled_kv_tokens: tuple[Number, ...]
-    """Keys that their first decoding query will read, per window."""
+    """Number of keys that the first decoding query of each completed prompt will read, per window."""
     decode_seqs: Number
     query_len: Number
     """Tokens per decoding sequence: 1, or K+1 in a verify step."""
     decode_kv_tokens: tuple[Number, ...]
-    """Keys that the decoding sequences read, per window."""
+    """Number of keys that the decoding sequences read, per window."""
     longest_kv: Number | int = 0
-    """Context of the longest decoding sequence, where timing requests it (``tracked_longest``); 0 = all alike."""
+    """Context of the longest decoding sequence, if the timer uses it (``tracked_longest``); 0 = all contexts equal."""
     tail_kv: Num = 0
     """``longest_kv`` less the mean context of the ``tracked_longest`` longest sequences."""
     dp_imbalance: Num = 0.0
-    """Ratio of all attention groups' tokens to the slowest group's, if the work is the slowest group's; 0: it is the
-    work of all groups together."""
+    """Ratio of all attention groups' tokens to the slowest group's, if the work is the slowest group's; 0 = the work is
+    that of all groups together."""
     trimmed: Num = 0
-    """Tokens by which ``decode_seqs * query_len`` exceeds the verified ones; less than ``decode_seqs``. Not 0 where
-    sequences verify unequal numbers of draft tokens."""
+    """``decode_seqs * query_len`` less the number of verified tokens; less than ``decode_seqs``. Not 0 if sequences
+    verify unequal numbers of draft tokens."""
 
     @property
     def numbers(self) -> list[Num]:
-        """All numbers of the step in a row."""
+        """All numbers of the step as a flat list."""
         by_window = chain.from_iterable(getattr(self, name) for name in WORK_BY_WINDOW)
         return [*(getattr(self, name) for name in WORK_SCALARS), *by_window]
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[Num]) -> StepWork[Num]:
-        """The step with the given ``numbers``."""
+        """Build a step from the list ``numbers``."""
         scalars, rest = numbers[: len(WORK_SCALARS)], numbers[len(WORK_SCALARS) :]
         kinds = len(WORK_BY_WINDOW)
         windows = len(rest) // kinds
@@ -85,13 +85,13 @@ class StepWork(NamedTuple, Generic[Number]):
 
     @property
     def decode_tokens(self) -> Num:
-        """Tokens that the decoding sequences compute together."""
+        """Number of tokens that the decoding sequences compute in total."""
         decoding: Num = self.decode_seqs
         return decoding * self.query_len - self.trimmed
 
     @property
     def tokens(self) -> Num:
-        """Tokens that the step computes."""
+        """Number of tokens that the step computes."""
         return self.prefill_tokens + self.decode_tokens
 
     @property
@@ -106,15 +106,15 @@ class StepWork(NamedTuple, Generic[Number]):
 class DraftStep(NamedTuple, Generic[Number]):
     """Work of the drafter at the end of one engine step, or of many, as chosen by a policy.
 
-    A tuple over windows is ordered as in ``StepWork``.
+    Per-window tuples are ordered as in ``StepWork``.
     """
 
     tokens: Number
-    """Draft tokens proposed for each sequence; 0: none."""
+    """Number of draft tokens proposed per sequence; 0 = none."""
     switched: Number
-    """1 if ``tokens`` differs from the number that the step itself verifies, else 0."""
+    """1 if ``tokens`` differs from the number of draft tokens that the step verifies, else 0."""
     skipped_seqs: Number
-    """Sequences whose latest tokens the drafter has not seen because it was idle."""
+    """Number of sequences whose latest tokens the drafter has skipped because it was idle."""
     skipped_tokens: Number
     skipped_pairs: tuple[Number, ...]
     """(query, key) pairs of the skipped tokens, per window."""
@@ -123,23 +123,23 @@ class DraftStep(NamedTuple, Generic[Number]):
 
     @property
     def numbers(self) -> list[Num]:
-        """All numbers of the step in a row."""
+        """All numbers of the drafter's step as a flat list."""
         return [*self[:DRAFT_SCALARS], *self.skipped_pairs, *self.skipped_kv_tokens]
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[Num]) -> DraftStep[Num]:
-        """The step with the given ``numbers``."""
+        """Build a drafter's step from the list ``numbers``."""
         rest = numbers[DRAFT_SCALARS:]
         windows = len(rest) // 2
         return cls._make((*numbers[:DRAFT_SCALARS], tuple(rest[:windows]), tuple(rest[windows:])))
 
 
 DRAFT_SCALARS = 4
-"""Fields of ``DraftStep`` that are one number."""
+"""Number of scalar fields of ``DraftStep``."""
 
 
 def decode_work(seqs: Num, query_len: Num, keys: tuple[Num, ...]) -> StepWork[Num]:
-    """Steps without prompts: ``seqs`` sequences verify ``query_len`` tokens each and read ``keys`` per window together.
+    """Work of steps without prompts: ``seqs`` sequences verify ``query_len`` tokens each and read ``keys`` in total.
 
     Integers for one step, or arrays for many.
     """
@@ -159,7 +159,7 @@ def decode_work(seqs: Num, query_len: Num, keys: tuple[Num, ...]) -> StepWork[Nu
 
 
 def mean_sequence(work: StepWork[Num], present: Num) -> StepWork[Num]:
-    """The step for a single decoding sequence with the mean context of the batch; for none where ``present`` is 0.
+    """Work for a single decoding sequence with the mean context of the batch; no sequence if ``present`` is 0.
 
     >>> mean_sequence(decode_work(4, 1, (8000,)), 1).decode_kv_tokens
     (2000,)
@@ -170,7 +170,7 @@ def mean_sequence(work: StepWork[Num], present: Num) -> StepWork[Num]:
 
 
 def some_steps(steps: Step, rows: Num) -> Step:
-    """Select ``rows`` of the work of many steps, or of the drafter's."""
+    """Select ``rows`` of the work of many steps, or of the drafter's work."""
 
     def taken(part: Num) -> Num:
         return part[rows] if isinstance(part, np.ndarray) else part
@@ -179,7 +179,7 @@ def some_steps(steps: Step, rows: Num) -> Step:
 
 
 def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int:
-    """(query, key) pairs of a causal chunk: query i (0-based) sees ``min(cached + i + 1, window)`` keys.
+    """Number of (query, key) pairs of a causal chunk: query i (0-based) sees ``min(cached + i + 1, window)`` keys.
 
     Args:
         new_tokens: queries in the chunk.
@@ -196,7 +196,7 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None) -> int
 
 
 def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
-    """Keys that ``query_len`` consecutive queries ending at ``context_tokens`` read from one sequence's cache.
+    """Number of keys that ``query_len`` queries ending at ``context_tokens`` read from one sequence's cache.
 
     >>> keys_read(1000, 4, None), keys_read(1000, 4, 128)
     (1000, 131)
@@ -207,8 +207,7 @@ def keys_read(context_tokens: int, query_len: int, window: int | None) -> int:
 def slowest_group(work: StepWork[Num], groups: int) -> StepWork[Num]:
     """Work of the slowest of ``groups`` attention groups in a step.
 
-    By default sequences are dealt out evenly, whole: a single prompt keeps one group busy
-    while the others wait.
+    By default, whole sequences are evenly distributed: a single prompt occupies one group while all other groups wait.
 
     >>> slowest_group(decode_work(5, 1, (5000,)), 2).decode_kv_tokens
     (3000,)
@@ -238,12 +237,12 @@ def slowest_group(work: StepWork[Num], groups: int) -> StepWork[Num]:
 
 
 def context_parallel_part(work: StepWork[Num], groups: int) -> StepWork[Num]:
-    """Share of one of ``groups`` that compute prompts together: equal tokens and pairs, all keys.
+    """Work of one of ``groups`` groups that compute prompts together: equal shares of tokens and pairs, but all keys.
 
-    Decoding stays whole.
+    Decode work is not divided.
 
-    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; that early and late tokens
-    of the causal mask are dealt out evenly: Brandon et al., "Striped Attention", 2023, arXiv:2311.09431.
+    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, arXiv:2310.01889; even distribution of early
+    and late tokens of the causal mask: Brandon et al., "Striped Attention", 2023, arXiv:2311.09431.
     """
     return work._replace(
         prefill_tokens=_share(work.prefill_tokens, groups),
@@ -269,10 +268,10 @@ def _part(total: Num, share: Num, sequences: Num) -> Num:
 
 
 def expanded(work: StepWork[Num], windows: tuple[int | None, ...]) -> StepWork[Num]:
-    """A verify step in which every token is a sequence of its own: batch expansion.
+    """Work of a verify step in which every token is a separate sequence (batch expansion).
 
-    Of ``q`` verified tokens of a sequence the last reads ``k`` keys and each one before it one less, so that they read
-    ``q k - q (q - 1) / 2`` together in place of ``k``; within a window, at most its width each.
+    Of ``q`` verified tokens of a sequence, the last reads ``k`` keys and each earlier token one key less: ``q k - q (q
+    - 1) / 2`` in total instead of ``k``. Within a window, each token reads at most the window's width.
 
     Args:
         work: one step or many.
@@ -294,11 +293,11 @@ def expanded(work: StepWork[Num], windows: tuple[int | None, ...]) -> StepWork[N
 
 
 USUAL_BATCH, USUAL_TOKENS = 32, 1024
-"""Sequences in a typical step, and tokens of context of each."""
+"""Number of sequences in a typical step, and context tokens of each sequence."""
 
 
 def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, context: int) -> StepWork[int]:
-    """A step in which ``seqs`` sequences with ``context`` tokens in the cache verify ``query_len`` tokens each.
+    """Work of a step in which ``seqs`` sequences with ``context`` tokens in the cache verify ``query_len`` tokens each.
 
     >>> decode_step((None, 128), 8, 4, 1000).decode_kv_tokens
     (8032, 1048)
@@ -312,7 +311,7 @@ def decode_step(windows: tuple[int | None, ...], seqs: int, query_len: int, cont
 def usual_steps(
     windows: tuple[int | None, ...], query_len: int, most_seqs: int, most_tokens: int
 ) -> StepWork[IntArray]:
-    """Two typical steps of a deployment before anything has run: a fresh prompt, and a decoding batch.
+    """Two typical steps of a deployment, for estimates before a run: an uncached prompt, and a decoding batch.
 
     Args:
         windows: attention windows of the model.

@@ -1,4 +1,4 @@
-"""Generates the requests of a workload section: arrival times and lengths, reproducible from the seed."""
+"""Generation of the requests of a workload section: arrival times and lengths, reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BYTES_PER_REQUEST = 450
 BYTES_PER_HASH = 40
 """Bytes of memory per prefix hash during its computation."""
 LARGE_FILE = 100 << 20
-"""Bytes from which a trace's memory is estimated from its first ``FIRST_ROWS`` requests before it is read whole."""
+"""Minimum bytes of a trace file whose memory is estimated from its first ``FIRST_ROWS`` requests before the read."""
 FIRST_ROWS = 1000
 MOST_CUT = 0.9
-"""Share of a lognormal's mean below which a note reports the mean that its ``max`` leaves."""
+"""Share of a lognormal mean below which a note reports the mean after the cut at ``max``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,25 @@ class RequestStream:
     output_tokens: IntArray
     max_concurrency: int | None
     prefix_hashes: PrefixHashes | None = None
-    """Prefix hashes, which show requests that start with the same tokens; None if the trace has none."""
+    """Prefix hashes: requests with equal hashes start with the same tokens; None if the trace has no hashes."""
     notes: tuple[str, ...] = ()
     answers_hashed: bool = False
     """True if ``prefix_hashes`` also cover the answers; they then cover whole blocks only."""
     follows: IntArray | None = None
-    """Pairs of requests (waited for, waiting), the first before the second. A request arrives when all that it waits
-    for have ended; None if requests do not wait for each other."""
+    """Dependencies as pairs of request indices (predecessor, waiting request). A request arrives after all its
+    predecessors have ended; None if requests do not wait for each other."""
     priorities: IntArray | None = None
-    """Priority of each request: lower goes first if the scheduler uses priorities; None: all equal."""
+    """Priority of each request: lower goes first if the scheduler uses priorities; None = all equal."""
     think_s: FloatArray | None = None
-    """Seconds from the last of those ends to the arrival; ``arrival_s`` of such a request is its session's start, or
-    the recorded time."""
+    """Seconds from the end of a request's last predecessor to its arrival. ``arrival_s`` of a waiting request is its
+    session's start, or the recorded time."""
     guessed: BoolArray | None = None
-    """True where the tool call that a request waits for is guessed right; None without guesses."""
+    """True for requests whose preceding tool call is guessed right; None without guesses."""
     guessed_at: float = 1.0
-    """Part of the turn that has passed when its tool call is guessed."""
+    """Share of a turn's duration after which its tool call is guessed."""
 
     def overlap_s(self, waiting: int | IntArray, turn_s: float | FloatArray) -> float | FloatArray:
-        """Seconds of the tools before some requests that pass, once guessed, within turns of ``turn_s`` seconds."""
+        """Seconds by which guessed tools before some requests overlap the turns of ``turn_s`` seconds."""
         assert self.think_s is not None
         return np.minimum(self.think_s[waiting], (1.0 - self.guessed_at) * turn_s)
 
@@ -71,20 +71,20 @@ class RequestStream:
 
     @property
     def stays_in_step(self) -> bool:
-        """True if a closed loop requests equally long answers: what starts together ends and comes back together."""
+        """True if a closed loop has answers of equal length, so that requests that start together also end together."""
         most, outputs = self.max_concurrency, self.output_tokens
         return most is not None and 1 < most < len(self) and 2 <= outputs.min() == outputs.max()
 
 
 def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
-    """All requests of a run.
+    """Generate all requests of a run.
 
     Arrival times, input lengths and output lengths are drawn from three independent streams of ``seed``, so that a
     change of one leaves the others unchanged (common random numbers).
 
     Raises:
-        ForerunError: the trace has no arrival times and no other process is given; arrivals take too long to simulate;
-            a file of lengths is wrong; it does not fit in memory.
+        ForerunError: the trace has no arrival times and no arrival process is set; arrivals take too long to simulate;
+            a file of lengths is invalid; the requests do not fit in memory.
         traces.TraceError: the trace cannot be read.
     """
     stream = _generate(workload, seed)
@@ -134,7 +134,7 @@ def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -
 
 
 def _sessions(workload: WorkloadConfig, sessions: SessionsConfig, count: int, seed: int) -> RequestStream:
-    """``count`` turns of conversations, session after session, with the hashes of the conversation so far."""
+    """Generate ``count`` turns of conversations, session after session, with prefix hashes of the preceding turns."""
     assert workload.arrivals is not None
     assert workload.input_tokens is not None
     assert workload.output_tokens is not None
@@ -215,12 +215,12 @@ def _trace_table(workload: WorkloadConfig, trace: str) -> RequestTable:
 
 
 def trace_began_s(workload: WorkloadConfig) -> float | None:
-    """Begin of a workload's trace by its own clock, seconds since 1970; None without a trace or dates."""
+    """Start time of a workload's trace by the trace's clock, seconds since 1970; None without a trace or dates."""
     return None if workload.trace is None else _trace_table(workload, workload.trace).began_s
 
 
 def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], RequestTable]) -> None:
-    """Refuse a large trace that, by its first requests, does not fit into memory as a whole."""
+    """Refuse a large trace that, estimated from its first requests, does not fit into memory."""
     if not file.is_file() or file.stat().st_size < LARGE_FILE or file.suffix in (".gz", ".zst", ".parquet", ".json"):
         return
     first = read_rows(FIRST_ROWS)
@@ -233,7 +233,7 @@ def _refuse_trace_larger_than_memory(file: Path, read_rows: Callable[[int], Requ
 
 
 _RECENT_TRACE: RecentResults[RequestTable] = RecentResults(2)
-"""Two tables, a trace and its window that a study plays; tables are large."""
+"""Cache of two tables (tables are large): a trace, and the part of it that a study replays."""
 
 
 def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) -> RequestStream:
@@ -276,8 +276,8 @@ def _from_trace(workload: WorkloadConfig, trace: str, rng: np.random.Generator) 
 
 
 def _waits_s(table: RequestTable, follows: IntArray) -> FloatArray:
-    """Seconds from the end of a request's last predecessor to its arrival (tools, users). From the trace's times, else
-    its think time, else 0."""
+    """Seconds from the end of a request's last predecessor to its arrival (tools, users). The value is from the trace's
+    times, else its think time, else 0."""
     before, waiting = follows.T
     think_s = np.zeros(len(table)) if table.think_time_s is None else np.nan_to_num(table.think_time_s)
     if table.arrival_s is None or table.measured_e2e_s is None:
@@ -318,7 +318,7 @@ def arrival_times(arrivals: ArrivalsConfig, count: int, rng: np.random.Generator
 def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatArray:
     """Map arrivals at a constant rate to arrivals at a rate that follows ``profile``.
 
-    The integral of the factor up to the n-th arrival is the time at which it would come at factor 1 (time rescaling;
+    The integral of the factor up to the n-th arrival is the time at which it would arrive at factor 1 (time rescaling;
     E. Cinlar, "Introduction to Stochastic Processes", 1975, section 4.7).
     """
     at_s, factor = (np.array(column, dtype=np.float64) for column in zip(*profile, strict=True))
@@ -335,7 +335,7 @@ def varied(times: FloatArray, profile: Sequence[tuple[float, float]]) -> FloatAr
 
 
 def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generator) -> IntArray:
-    """``count`` token counts, each at least 1."""
+    """Draw ``count`` token counts, each at least 1."""
     if isinstance(lengths, int):
         return np.full(count, lengths, dtype=np.int64)
     if lengths.distribution == "constant":
@@ -355,7 +355,7 @@ def draw_lengths(lengths: int | LengthConfig, count: int, rng: np.random.Generat
 
 
 def read_lengths(file: str) -> list[int]:
-    """Token counts of a text file: whole numbers from 1 to 1e12 between spaces, commas or line ends."""
+    """Read token counts from a text file: integers from 1 to 1e12, separated by spaces, commas or line ends."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -387,7 +387,7 @@ def cut_mean(mean: float, cv: float, most: float) -> float:
 
 
 def _cut_notes(workload: WorkloadConfig) -> list[str]:
-    """A note on each lognormal distribution whose mean is another after the cut at its ``max``."""
+    """One note per lognormal distribution whose mean is much lower after the cut at its ``max``."""
     notes = []
     for name in ("input_tokens", "output_tokens"):
         lengths = getattr(workload, name)
@@ -409,10 +409,10 @@ def lognormal(mean: float, cv: float, count: int, rng: np.random.Generator) -> F
 
 
 def conversation(workload: WorkloadConfig) -> tuple[float, float]:
-    """Mean turns of a session, and seconds after which the load no longer rises; (1, 0) without sessions.
+    """Mean turns of a session, and seconds until the load stops rising; (1, 0) without sessions.
 
-    The load rises until the long conversations of the first that arrived have ended; answers are taken to need as long
-    as the user needs to think.
+    The load rises until long conversations among the first arrivals have ended; answers are assumed to take as long as
+    the user's think time.
     """
     if workload.sessions is None:
         return 1.0, 0.0

@@ -1,4 +1,4 @@
-"""Free memory, checked before something large is allocated."""
+"""Check of free memory before a large allocation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free_bytes() -> int | None:
 
 
 def refuse_if_larger_than_memory(needed_bytes: float, what: str) -> None:
-    """Refuse an allocation larger than the available memory before it is made."""
+    """Raise an error if an allocation would be larger than the available memory."""
     free = free_bytes()
     if free is not None and needed_bytes > free:
         raise ForerunError(

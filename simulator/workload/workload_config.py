@@ -13,7 +13,7 @@ from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
 IMPLIED = {"max_concurrency": "closed-loop", "burstiness": "gamma", "request_rate": "poisson"}
-"""Arrival process that a field implies where none is named; the first field that is set decides."""
+"""Arrival process implied by a field if ``process`` is not set; the first field that is set decides."""
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
 RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
@@ -25,7 +25,7 @@ def _pairs(points: object) -> object:
 
 
 class ArrivalsConfig(Section):
-    """When requests arrive.
+    """Arrival process of requests.
 
     ``poisson``, ``gamma`` and ``constant`` need ``request_rate``; ``burst`` sends everything at time 0;
     ``closed-loop`` keeps ``max_concurrency`` requests outstanding; ``trace`` replays the trace's own times.
@@ -34,19 +34,19 @@ class ArrivalsConfig(Section):
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required"))  # `process` may be implied
 
     process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
-    """Arrival process; default: ``closed-loop`` where ``max_concurrency`` is set, ``gamma`` where ``burstiness`` is,
-    ``poisson`` where ``request_rate`` is."""
+    """Arrival process; default: ``closed-loop`` if ``max_concurrency`` is set, else ``gamma`` if ``burstiness`` is set,
+    else ``poisson`` if ``request_rate`` is set."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     """Shape of the gamma inter-arrival times: 1 is Poisson, smaller is burstier (CV = 1/sqrt(burstiness))."""
     max_concurrency: PositiveInt | None = None
-    """Requests outstanding at once in a closed loop."""
+    """Maximum outstanding requests in a closed loop."""
     profile: Annotated[tuple[RatePoint, ...], Field(strict=False), BeforeValidator(_pairs)] | None = None
     """Rate over time: (seconds, factor on ``request_rate``) points from 0 on, linearly interpolated and repeated
     after the last point."""
     rate_scale: PositiveFloat = 1.0
-    """Trace arrivals are replayed this many times faster."""
+    """Speed factor of the replay of trace arrivals; 2 = twice as fast."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,7 +95,7 @@ def _check_profile(points: Sequence[tuple[float, float]]) -> None:
 
 
 class LengthConfig(Section):
-    """A distribution of token counts; draws are rounded, at least 1, and cut to ``max`` where that is given."""
+    """A distribution of token counts; draws are rounded, at least 1, and cut to ``max`` if it is set."""
 
     distribution: Literal["constant", "uniform", "lognormal", "empirical"]
     """Name of the distribution."""
@@ -112,7 +112,7 @@ class LengthConfig(Section):
     values: NonEmptyTokens | None = None
     """Counts drawn with equal chance (empirical); or give ``file``."""
     file: str | None = None
-    """File of such counts: whole numbers between spaces, commas or line ends (empirical)."""
+    """File of counts: integers separated by spaces, commas or line ends (empirical)."""
 
     @model_validator(mode="after")
     def _fields_fit_distribution(self) -> LengthConfig:
@@ -133,11 +133,11 @@ class LengthConfig(Section):
 
 
 class SessionsConfig(Section):
-    """Conversations: each turn's prompt is the system prompt, all turns before it with their answers, and new tokens.
+    """Conversations: each turn's prompt is the system prompt, all earlier turns with their answers, and new tokens.
 
-    ``workload.arrivals`` then sets session starts, ``input_tokens`` the new tokens per turn, ``output_tokens`` those of
-    its answer, and ``num_requests`` the total number of turns. A turn is sent ``think_time_s`` (on average) after the
-    end of the previous answer.
+    ``workload.arrivals`` then sets session starts, ``input_tokens`` the new tokens per turn, ``output_tokens`` the
+    tokens of its answer, and ``num_requests`` the total number of turns. A turn is sent ``think_time_s`` (on average)
+    after the end of the previous answer.
     """
 
     turns: PositiveInt | LengthConfig
@@ -145,24 +145,24 @@ class SessionsConfig(Section):
     think_time_s: PositiveSeconds
     """Mean time from the end of an answer to the next turn, exponentially distributed."""
     system_prompt_tokens: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Tokens that sessions of one application start with."""
+    """Tokens of the system prompt that all sessions of one application share."""
     system_prompts: PositiveInt = 1
-    """Applications, each with a system prompt of its own; a session belongs to any with equal chance."""
+    """Number of applications, each with a different system prompt; a session belongs to each with equal probability."""
     block_tokens: PositiveInt = 16
     """Tokens per prefix hash; a multiple of ``engine.block_size``."""
 
 
 class SpeculativeToolsConfig(Section):
-    """Tool calls guessed before the turn that requests them has ended, for requests that wait for others.
+    """Tool calls guessed before the turn that requests them has ended, for requests that wait for predecessors.
 
-    The pause before such a request is its tool's time. A right guess starts the tool early, so the request arrives when
-    tool and turn have both ended; a wrong one is cancelled at the end of the turn, and the right tool starts then.
+    The pause before such a request is its tool's duration. A right guess starts the tool early, so the request arrives
+    when tool and turn have both ended; a wrong guess is cancelled when the turn ends, and the right tool starts.
     """
 
     hit_rate: Share
-    """Share of calls guessed right."""
+    """Share of tool calls guessed right."""
     guessed_at: Share = 0.0
-    """Part of the turn that has passed when its call is guessed."""
+    """Share of a turn's duration after which its tool call is guessed."""
 
 
 ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
@@ -170,7 +170,7 @@ ARRIVING = {"req/s": "requests", "conversations/s": "conversations"}
 
 
 def rate_unit(workload: Mapping[str, object]) -> str:
-    """Unit of ``arrivals.request_rate``, of a ``workload`` section as data.
+    """Unit of ``arrivals.request_rate`` in a ``workload`` section given as plain data.
 
     >>> rate_unit({"sessions": {"turns": 4, "think_time_s": 5.0}})
     'conversations/s'
@@ -185,14 +185,14 @@ class WorkloadConfig(Section):
     input_tokens: PositiveInt | LengthConfig | None = None
     """Prompt tokens: a number for every request, or a distribution."""
     output_tokens: PositiveInt | LengthConfig | None = None
-    """Generated tokens, the first one included."""
+    """Generated tokens, the first token included."""
     num_requests: PositiveInt | None = None
-    """Number of requests; with a trace, of its rows to use (``num_requests``; default: all)."""
+    """Number of requests; with a trace, number of its rows to use (default: all)."""
     skip_requests: Annotated[int, Field(ge=0, le=10**12)] = 0
-    """Rows of the trace to leave out before the first request; the others arrive as if the trace began there."""
+    """Number of rows of the trace to skip; later rows arrive as if the trace began after the skipped rows."""
     priorities: Annotated[tuple[Annotated[int, Field(ge=-(10**9), le=10**9)], ...], Field(strict=False)] | None = None
     """Priorities drawn with equal chance for each request (each session); lower goes first under ``engine.scheduler:
-    priority``. Default: all have 0."""
+    priority``. Default: 0 for all."""
     sessions: SessionsConfig | None = None
     """Conversations of several turns; default: independent requests."""
     speculative_tools: SpeculativeToolsConfig | None = None
@@ -202,14 +202,14 @@ class WorkloadConfig(Section):
     format: str = "auto"
     """Trace format, or ``auto`` to recognise it by content."""
     columns: dict[Literal["arrival", "input", "output", "session", "ttft", "e2e"], str] | None = None
-    """Trace columns by meaning, where their names are ambiguous, e.g. ``{arrival: ts, input: toks}``; a
-    time unit may follow (``ts:ms``). Default: recognised or guessed, with a note."""
+    """Trace columns by meaning, if their names are ambiguous, e.g. ``{arrival: ts, input: toks}``; a time unit may
+    follow (``ts:ms``). Default: recognised or guessed, with a note."""
     on_error: Literal["stop", "skip"] = "stop"
     """Handling of bad trace rows: stop with file and line, or count and skip them."""
 
     @property
     def open_loop(self) -> bool:
-        """True if requests arrive at times of their own, whatever the engine does."""
+        """True if arrival times do not depend on the engine."""
         arrivals = self.arrivals
         return self.sessions is None and (arrivals is None or arrivals.process not in ("burst", "closed-loop"))
 
