@@ -35,6 +35,8 @@ from traces.benchmark_results import MeasuredRun, PromptPool
 JUDGED = (("mean_ttft_ms", "median_ttft_ms"), ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms", "median_itl_ms"),
           ("output_throughput", "request_throughput"))  # fmt: skip
 """Figures by which a run is judged; of each group the first that was measured and predicted."""
+OF_ARRIVALS, AS_OFFERED = ("output_throughput", "request_throughput"), 0.05
+"""Figures that say nothing of an engine which keeps up with its arrivals, and their largest error then."""
 EQUAL = 0.1
 """Difference of the explained shares up to which two causes explain a gap equally well."""
 LEAST_SHARE = 0.1
@@ -184,7 +186,11 @@ def judged_figures(run: MeasuredRun, result: Json) -> list[Judged]:
     rows = []
     for names in JUDGED:
         metric = next((name for name in names if name in run.measured and predicted.get(name)), None)
-        if metric is not None:
+        if metric is not None and not (
+            metric in OF_ARRIVALS
+            and run.max_concurrency is None
+            and abs(run.measured[metric] / predicted[metric] - 1) < AS_OFFERED
+        ):
             value = predicted[metric]
             low, high = intervals.get(metric, (value, value))
             likely = (value * (low / value) ** (Z50 / Z90), value * (high / value) ** (Z50 / Z90))

@@ -132,3 +132,14 @@ def test_the_command_prints_the_verdict_first(tmp_path, capsys) -> None:
 def test_a_run_without_a_judged_figure_is_refused() -> None:
     with pytest.raises(ForerunError, match="judges TTFT, TPOT or throughput"):
         explanation_of(replace(RUN, measured={"p99_ttft_ms": 30.0}), BASE)
+
+
+def test_the_throughput_of_arrivals_that_are_kept_up_with_is_not_judged() -> None:
+    offered = replace(RUN, process="poisson", request_rate=2.0, max_concurrency=None)
+    predicted = rerun(offered, BASE)
+    measured = {"mean_tpot_ms": 20.0, "output_throughput": 1.02 * predicted["predicted"]["output_throughput"]}
+    judged = judged_figures(replace(offered, measured=measured), predicted | {"model_error": None})
+    assert [row.metric for row in judged] == ["mean_tpot_ms"]
+    few = measured | {"output_throughput": 0.5 * measured["output_throughput"]}
+    judged = judged_figures(replace(offered, measured=few), predicted | {"model_error": None})
+    assert [row.metric for row in judged] == ["mean_tpot_ms", "output_throughput"]
