@@ -121,13 +121,14 @@ def models_table(rows: Sequence[Row]) -> Table:
 
 def model_tables(architecture: Architecture) -> list[Any]:
     """One model: shape, parameters by part, layers."""
-    counts = architecture.parameters()
+    counts, summary = architecture.parameters(), architecture_summary(architecture)
     shape = [
         ("Parameters", count_words(counts.total)),
         ("Active per token", count_words(counts.active)),
         ("Layers", str(architecture.num_layers)),
         ("Hidden size", number(architecture.hidden_size)),
         ("Vocabulary", number(architecture.vocab_size)),
+        ("Weights as published", f"{scaled(summary['weight_bytes'], 'B')} ({', '.join(summary['weight_formats'])})"),
         ("KV per token (16-bit)", scaled(2.0 * architecture.kv_elements_per_token, "B")),
         ("Context", number(architecture.max_position)),
         ("Source", architecture.source),
@@ -148,7 +149,7 @@ def model_tables(architecture: Architecture) -> list[Any]:
             number(row["window"]),
             _feed_forward(row),
         ]
-        for row in architecture_summary(architecture)["layers"]
+        for row in summary["layers"]
     ]
     columns = ("count", "attention", "heads", "KV heads", "head size", "window", "feed-forward")
     layers = Table("Layers", columns, kinds)

@@ -89,11 +89,18 @@ def models_list(json_file: JsonOption = None) -> int:
     return 0
 
 
-def models_show(name: Name, json_file: JsonOption = None) -> int:
+def models_show(
+    name: Name,
+    json_file: JsonOption = None,
+    download: Annotated[bool, Option("--download", help="Fetch the config of hf:OWNER/NAME into the cache.")] = False,
+) -> int:
     """Show a model: layers, parameters, KV cache per token."""
     from simulator.cli.catalogue_tables import model_tables
     from simulator.llm import architecture_summary, load_architecture
+    from simulator.llm.hub import hub_folder
 
+    if download:
+        hub_folder(name, download=True)
     architecture = load_architecture(name)
     emit(architecture_summary(architecture), json_file, model_tables(architecture))
     return 0

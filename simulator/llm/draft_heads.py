@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, DenseMlp, Layer, LayerGroup, Tensor
+from simulator.llm.load import config_fields
 
 MOE_INTERMEDIATE_RATIO = 6
 """Feed-forward width over hidden size in the dense layer that drafts for an MoE target, unless given.
@@ -154,12 +156,13 @@ def published_head(name: str, method: str, target: Architecture) -> PublishedHea
         ForerunError: no such head, of another method, or for a target of another hidden size.
     """
     heads = _heads()
-    if name not in heads:
+    path = Path(name)
+    head = heads.get(name) or (_head_in(path) if path.exists() or path.suffix == ".json" else None)
+    if head is None:
         raise ForerunError(
             f"model: no public draft head '{name[:120]}'{did_you_mean(name, heads)}; leave model out to derive the "
             f"sizes from the target, or give them ({', '.join(field.name for field in fields(HeadSizes))})"
         )
-    head = heads[name]
     if head.method != ("eagle" if method == "eagle2" else method):
         raise ForerunError(f"model: {name} is a head of method {head.method}, not {method}")
     if head.hidden_size != target.hidden_size:
@@ -167,6 +170,21 @@ def published_head(name: str, method: str, target: Architecture) -> PublishedHea
             f"model: {name} reads hidden states of size {head.hidden_size}, {target.name} has {target.hidden_size}"
         )
     return head
+
+
+def _head_in(path: Path) -> PublishedHead:
+    """An EAGLE head as its config.json states it: with Llama's fields, or a layer's within those of ``speculators``."""
+    fields = config_fields(path)
+    layer = fields.section("transformer_layer_config") if fields.has("transformer_layer_config") else fields
+    named = " ".join((*fields.texts("architectures"), fields.text("speculators_model_type", ""))).lower()
+    reduced = fields.whole_or("draft_vocab_size", None)
+    keys = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    own = {key: layer.whole_or(key, None) for key in keys}
+    sizes = HeadSizes(num_layers=layer.whole_or("num_hidden_layers", None), draft_vocab_size=reduced, **own)
+    if reduced is None and "eagle" not in named:
+        fields.fail("architectures", "names no EAGLE head, and draft_vocab_size is missing")
+    method = "eagle3" if reduced or "eagle3" in named else "eagle"
+    return PublishedHead(method, layer.whole("hidden_size"), sizes, str(path))
 
 
 def usual_head(method: str, target: Architecture) -> PublishedHead | None:

@@ -134,16 +134,23 @@ def _refuse_unmodelled(fields: Fields, family: Family | None) -> None:
         fields.fail("model_type", f"'{fields.get('model_type')}' {family.refused}")
     if fields.flag("is_encoder_decoder", False):
         fields.fail("is_encoder_decoder", "is true: only decoder-only models are modelled")
+    head = "an EAGLE-3 draft head" if fields.has("draft_vocab_size") else "a draft head"
     for architecture in fields.texts("architectures"):
-        if "eagle" in architecture.lower() or "medusa" in architecture.lower():
-            fields.fail("architectures", f"'{architecture[:60]}' is a drafter's head, not a model (speculation.method)")
+        if fields.has("draft_vocab_size") or "eagle" in architecture.lower() or "medusa" in architecture.lower():
+            what = f"'{architecture[:60]}' is {head}, not a model; name its folder in speculation.draft.model"
+            fields.fail("architectures", what)
 
 
 def _generic(fields: Fields, model_type: str) -> Family:
     """Llama's structure for an unknown type, only if the config states everything that Llama's class would imply."""
-    place = f"model_type '{model_type[:40]}' is not known here, so it must be stated" if model_type else "no model_type"
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "tie_word_embeddings"):
-        fields.require(key, place)
+        if model_type and not fields.has(key):
+            fields.fail(
+                "model_type",
+                f"'{model_type[:40]}' is a type that Forerun does not know, and {key} is missing, with which it could "
+                "be read as Llama; describe its layers in Forerun's own fields (docs/how-to/own-model)",
+            )
+        fields.require(key, "no model_type")
     for key, value in fields.values.items():
         if "expert" in key and isinstance(value, int) and not isinstance(value, bool) and value > 1:
             fields.fail(key, f"names experts, but model_type '{model_type[:40]}' is not known here")

@@ -41,7 +41,7 @@ class MoeNames(NamedTuple):
 
 Moe = (
     Literal["mixtral", "qwen", "deepseek", "llama4", "kimi", "step", "gemma4", "minimax-m3", "nemotron"]
-    | Literal["lfm2", "ernie", "hunyuan"]
+    | Literal["lfm2", "ernie", "hunyuan", "granite"]
 )
 Windows = Literal["none", "all", "upper", "alternate", "pattern", "chunked"]
 

@@ -127,6 +127,28 @@ def _nemotron_h(config: Config) -> Layers:
     return Layers(layers, mtp=Layer(mixers[mtp[0]], mlps[mtp[1]], 2) if mtp else None)
 
 
+def _mamba(fields: Fields) -> Mamba2:
+    """Mamba-2 of Granite 4 and Falcon-H1, with states in the model's format (vLLM's ``mamba2_state_dtype``)."""
+    bias, projections = fields.flag("mamba_conv_bias", True), fields.flag("mamba_proj_bias", False)
+    sizes = mixer_sizes(fields, "mamba")
+    return Mamba2(**sizes, conv_bias=bias, projection_bias=projections, state_dtype="bf16")
+
+
+def _granite(config: Config) -> Layers:
+    """Granite 4: Mamba-2 or attention without positions, and in every layer experts or a dense feed-forward."""
+    kinds = per_layer(config.fields, "layer_types", config.num_layers, ("mamba", "attention"))
+    mixers = {"mamba": _mamba(config.fields), "attention": read_attention(config.fields, config.family, config.hidden)}
+    return Layers(layers_of(config, (mixers[kind] for kind in kinds)))
+
+
+def _falcon_h1(config: Config) -> Layers:
+    """Falcon-H1: Mamba-2 and attention read the same normed state, and a dense feed-forward follows."""
+    mamba, attention = _mamba(config.fields), read_attention(config.fields, config.family, config.hidden)
+    pair = [Layer(mamba, None, norms=0), Layer(attention, read_dense(config.fields, config.family), norms=2)]
+    note = "Mamba-2 and attention of a layer are listed as two layers, which run one after the other"
+    return Layers(pair * config.num_layers, notes=(note,))
+
+
 def _blocks(config: Config) -> Layers:
     """Nemotron-NAS (DeciLM): each block states the parts of Llama's layer that it keeps."""
     fields = config.fields
@@ -408,6 +430,8 @@ READERS: Mapping[str, Callable[[Config], Layers]] = {
     "delta-net": _delta_net,
     "kimi": _kimi,
     "nemotron-h": _nemotron_h,
+    "granite": _granite,
+    "falcon-h1": _falcon_h1,
     "blocks": _blocks,
     "indexed": _indexed,
     "compressed": _compressed,

@@ -220,6 +220,8 @@ def _sparse_layers(fields: Fields, family: Family, num_layers: int) -> list[bool
         return [kind == "sparse" for kind in kinds]
     if family.moe in ("mixtral", "gemma4"):
         return [family.moe == "mixtral" or fields.flag("enable_moe_block", False)] * num_layers
+    if family.moe == "granite":
+        return [fields.whole_or("num_local_experts", 0, low=0) > 0] * num_layers
     if family.moe == "qwen":
         step = fields.whole_or("decoder_sparse_step", 1)
         dense = {_layer_index(fields, "mlp_only_layers", layer) for layer in fields.items("mlp_only_layers")}

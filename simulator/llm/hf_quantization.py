@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import translate
 from re import _parser  # type: ignore[attr-defined]
 from typing import NamedTuple
@@ -68,6 +69,9 @@ def checkpoint_dtypes(config: Fields, layers: Sequence[Layer], hidden: int) -> t
     if key is None:
         return dtypes, notes
     quantization = config.section(key)
+    nested = quantization.get("quant_config") if quantization.get("quant_method") == "quark" else None
+    if isinstance(nested, Mapping):  # older exports of Quark
+        quantization = replace(quantization, values={**quantization.values, **nested})
     notes = (*notes, *_cache_note(quantization))
     if quantization.get("quant_algo") == "MIXED_PRECISION" and quantization.has("quantized_layers"):
         rest = _fp8(quantization) if quantization.get("quant_method") == "fp8" else base  # DeepSeek-V4's own
@@ -103,6 +107,9 @@ def cache_dtype(config: Fields) -> str | None:
 def _stated_cache(quantization: Fields) -> str | None:
     scheme = quantization.get("kv_cache_scheme")
     bits = scheme.get("num_bits", 8) if isinstance(scheme, Mapping) else None
+    keys = [group.get("output_tensors") for name, group in _quark_groups(quantization) if "k_proj" in name]
+    if any(isinstance(key, Mapping) and str(key.get("dtype")).startswith("fp8") for key in keys):
+        return "FP8"
     return quantization.text("kv_cache_quant_algo", None) or (f"{bits} bits" if bits else None)
 
 
@@ -154,11 +161,8 @@ def _formats(quantization: Fields, base: str) -> Formats:
     """Formats of a quantised checkpoint by module, whatever the quantiser; excluded modules first."""
     if not quantization.has("quant_method") and quantization.has("bits") and not quantization.has("quant_algo"):
         return _mlx(quantization, base)
-    excluded = [
-        pattern
-        for key in ("ignore", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules", "ignored_layers")
-        for pattern in quantization.texts(key)
-    ]
+    tables = packaged("simulator.llm", "hf_quantization.yaml")
+    excluded = [pattern for key in tables["excluded"] for pattern in quantization.texts(key)]
     if not excluded and quantization.get("quant_method") == "mxfp4":
         excluded = ["self_attn"]
     formats = _converted(quantization, base)
@@ -199,6 +203,10 @@ def _converted(quantization: Fields, base: str) -> Formats:
         return Formats((), _fp8(quantization))
     if methods[method] == "bits":
         return _by_bits(quantization, base)
+    if method in ("torchao", "hqq"):
+        return _one_format(quantization, method)
+    if method == "quark":
+        return _quark(quantization, base)
     if method == "bitsandbytes":
         return Formats((), "int4" if quantization.flag("load_in_4bit", False) else "int8")
     algorithm = quantization.choice("quant_algo", algorithms, None) if method == "modelopt" else None
@@ -302,6 +310,56 @@ def _group_dtype(group: Fields) -> tuple[str, tuple[str, ...]]:
     activation_bits = group.section("input_activations").whole_or("num_bits", 8, high=64) if inputs else _WHOLE
     is_float = weights.choice("type", ("int", "float"), "int") == "float"
     return _weights_dtype(weights, "num_bits", is_float, activation_bits, weights.whole_or("group_size", None, low=-1))
+
+
+def _quark(quantization: Fields, base: str) -> Formats:
+    """AMD's Quark: a format for all layers, and others for modules by name, in the words of compressed-tensors."""
+    groups = {"": quantization.section("global_quant_config"), **dict(_quark_groups(quantization))}
+    values = {
+        name or "all": {
+            "targets": [name or "Linear"],
+            "weights": _quark_tensor(group.section("weight")),
+            "input_activations": _quark_tensor(group.section("input_tensors")) if group.has("input_tensors") else None,
+        }
+        for name, group in groups.items()
+        if group.has("weight") or not name
+    }
+    return _grouped(replace(quantization, values={"config_groups": values}), base)
+
+
+def _quark_groups(quantization: Fields) -> Iterator[tuple[str, Fields]]:
+    for key in ("layer_quant_config", "kv_cache_quant_config"):
+        if quantization.has(key):
+            groups = quantization.section(key)
+            yield from ((name, groups.section(name)) for name in groups.values)
+
+
+def _quark_tensor(tensor: Fields) -> dict[str, object]:
+    dtype = tensor.text("dtype", "") or ""
+    bits = re.search(r"\d+", dtype)
+    kind = "int" if "int" in dtype else "float"
+    return {
+        "num_bits": int(bits[0]) if bits else 0,
+        "type": kind,
+        "group_size": tensor.whole_or("group_size", None, low=-1),
+    }
+
+
+def _one_format(quantization: Fields, method: str) -> Formats:
+    """One format for all linear layers, by the name of torchao's configuration or by HQQ's bits."""
+    if method == "hqq":
+        stated: object = f"hqq{quantization.section('quant_config').section('weight_quant_params').whole('nbits')}"
+    else:
+        stated = quantization.require("quant_type")
+        stated = stated.get("default", stated) if isinstance(stated, Mapping) else stated
+        stated = stated.get("_type", "") if isinstance(stated, Mapping) else stated
+    plain, known = str(stated).lower().replace("_", ""), packaged("simulator.llm", "hf_quantization.yaml")["named"]
+    dtype = next((known[pattern] for pattern in known if re.fullmatch(pattern, plain)), None)
+    if dtype is None:
+        quantization.fail(
+            "quant_method", f"{method} with {shown_value(stated)} is not read; its formats are not known here"
+        )
+    return Formats((), dtype)
 
 
 def _choices_bits(pattern: _parser.SubPattern) -> float:

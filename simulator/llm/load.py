@@ -69,9 +69,9 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     """Find and read a model.
 
     Args:
-        model: a catalogue name (``llama-3.1-8b``), a Hugging Face repository of such a model, in any format that its
-            name states, a file (JSON or YAML: a config.json, or Forerun's own fields) or folder with a config.json,
-            or the fields themselves.
+        model: a catalogue name (``llama-3.1-8b``), a Hugging Face repository of such a model in any format that its
+            name states, ``hf:OWNER/NAME`` (its config in the local cache), a file (JSON or YAML: a config.json, or
+            Forerun's own fields) or folder with a config.json, or the fields themselves.
 
     Raises:
         ForerunError: no such model or file, or a wrong field; one line naming it and the way out.
@@ -82,6 +82,10 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
         return _from_catalogue(known)
     if not isinstance(model, str | Path) or not str(model).strip():
         raise ForerunError(f"model: must name a model or a file, not {shown_value(model)} (forerun models list)")
+    if isinstance(model, str) and model.startswith("hf:"):
+        from simulator.llm.hub import hub_folder
+
+        return replace(_from_file(hub_folder(model)), name=model.rpartition("/")[2].lower())
     path = Path(model)
     if _exists(path):
         return _from_file(path)
@@ -90,8 +94,9 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     if (named := _from_name(model)) is not None:
         return named
     hint = _published_hint(model) or did_you_mean(model.lower(), [*architecture_names(), *architecture_aliases()])
+    cached = f"hf:{model} from the Hugging Face cache, " if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
     raise ForerunError(
-        joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, or a path to a config.json)")
+        joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, {cached}or a path to a config.json)")
     )
 
 
@@ -211,6 +216,12 @@ def _from_texts(path: Path, text: str, separate: Path, quantisation: str | None)
         values = {**values, "quantization_config": {"quant_method": "modelopt", **stated.values, **own}}
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
     return _from_values(values, str(path), name or None)
+
+
+def config_fields(path: Path) -> Fields:
+    """Fields of a config.json, or of the one in a folder."""
+    file = path / _CONFIG_NAME if path.is_dir() else path
+    return Fields.of(_object(file, _text(file)), str(file))
 
 
 def _beside(path: Path, name: str, other: str) -> Path:

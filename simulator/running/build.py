@@ -387,19 +387,25 @@ class _Replica:
 
     def _memory(self, target: timing.Deployment, drafting: _Drafting) -> timing.MemoryPlan:
         engine, drafter = self.engine, drafting.drafter
-        memory = timing.plan_memory(
-            target,
-            drafter,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            block_size=engine.page_tokens,
-            max_tokens=engine.max_num_batched_tokens,
-            max_sampled=min(engine.max_num_seqs * (drafting.drafted + 1), engine.max_num_batched_tokens),
-            num_kv_blocks=engine.measured_pages,
-            pipeline_parallel=1 if target.other_devices else self.hardware.pipeline_parallel,
-            max_num_seqs=engine.max_num_seqs,
-            drafted=drafting.drafted,
-            max_context=engine.max_model_len or self.architecture.max_position or 0,
-        )
+        limits: dict[str, Any] = {
+            "gpu_memory_utilization": engine.gpu_memory_utilization,
+            "block_size": engine.page_tokens,
+            "max_tokens": engine.max_num_batched_tokens,
+            "max_sampled": min(engine.max_num_seqs * (drafting.drafted + 1), engine.max_num_batched_tokens),
+            "num_kv_blocks": engine.measured_pages,
+            "pipeline_parallel": 1 if target.other_devices else self.hardware.pipeline_parallel,
+            "max_num_seqs": engine.max_num_seqs,
+            "drafted": drafting.drafted,
+            "max_context": engine.max_model_len or self.architecture.max_position or 0,
+        }
+        try:
+            memory = timing.plan_memory(target, drafter, **limits)
+        except timing.DoesNotFit as error:
+            least = engine.max_model_len or engine.max_num_batched_tokens
+            if not (changes := timing.remedies(target, drafter, least, limits)):
+                raise
+            facts = str(error).rpartition("; ")[0]
+            raise timing.DoesNotFit(f"{facts}; it fits with {changes}") from None
         if not isinstance(drafter, timing.RemoteDrafter):
             return memory
         check_draft_chips(self.hardware)

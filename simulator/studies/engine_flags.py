@@ -191,7 +191,7 @@ def checkpoint_name(scenario: Scenario) -> str:
 
 def published_name(model: str) -> str:
     """First repository of a catalogue model; the name itself where it is one, or where the model has none."""
-    return model if "/" in model else next(iter(published_repositories(model)), model)
+    return model.removeprefix("hf:") if "/" in model else next(iter(published_repositories(model)), model)
 
 
 def drafter_name(scenario: Scenario) -> str | None:

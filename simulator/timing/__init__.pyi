@@ -37,9 +37,11 @@ from simulator.timing.kernels import Costs as Costs
 from simulator.timing.kernels import Evidence as Evidence
 from simulator.timing.kernels import Kernel as Kernel
 from simulator.timing.kernels import running as running
+from simulator.timing.memory import DoesNotFit as DoesNotFit
 from simulator.timing.memory import MemoryPlan as MemoryPlan
 from simulator.timing.memory import fit_separate_processes as fit_separate_processes
 from simulator.timing.memory import plan_memory as plan_memory
+from simulator.timing.memory import remedies as remedies
 from simulator.timing.step import StepTimer as StepTimer
 from simulator.timing.step import step_timer as step_timer
 from simulator.timing.work import DraftStep as DraftStep

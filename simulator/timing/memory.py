@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError
+from hwprofiles import dtype_bytes
 from hwprofiles.library import SCORE_BYTES
 from simulator.llm.layers import MoeMlp
 from simulator.llm.mixers import Recurrent
+from simulator.llm.published_names import weight_dtypes
 from simulator.timing.deployment import ACTIVATION_BYTES, Deployment
 from simulator.timing.drafters import DraftMemory, RemoteDrafter
+from simulator.timing.framework import LOCAL_FRAMEWORKS
 from simulator.timing.kernels import LOGIT_BYTES
 
 ANY = 1 << 40
@@ -238,6 +244,47 @@ def advice(unused: float, left: float, block: float, weights: float, draft_weigh
         "raise hardware.tensor_parallel or pipeline_parallel, choose a narrower weights_dtype or lower "
         "engine.max_num_batched_tokens"
     )
+
+
+def remedies(deployment: Deployment, draft: DraftMemory | None, least: int, limits: Mapping[str, Any]) -> str:
+    """Values of fields of a scenario: each alone makes the model fit, with ``least`` tokens of KV.
+
+    Args:
+        limits: the keyword arguments of :func:`plan_memory` with which it does not fit.
+    """
+
+    def fits(limit: str, value: float | str) -> bool:
+        changed = {**limits, limit: value}
+        own = {"tensor_parallel": changed.pop("tensor_parallel", deployment.tensor_parallel)}
+        if "weights_dtype" in changed:
+            own["weight_dtypes"] = weight_dtypes(deployment.architecture, changed.pop("weights_dtype"))
+        changed["max_sampled"] = min(changed["max_num_seqs"] * (changed["drafted"] + 1), changed["max_tokens"])
+        with suppress(ForerunError):
+            plan = plan_memory(replace(deployment, **own), draft, **changed)
+            return plan.num_blocks * plan.block_size >= least
+        return False
+
+    seqs, share, tokens = limits["max_num_seqs"], limits["gpu_memory_utilization"], limits["max_tokens"]
+    fewer = 1 + bisect_left(range(1, seqs), True, key=lambda less: fits("max_num_seqs", seqs - less))
+    held = dtype_bytes(deployment.weight_dtypes["expert" if deployment.architecture.parameters().expert else "mlp"])
+    local = deployment.framework.name in LOCAL_FRAMEWORKS
+    formats = (
+        ("q8_0", "q4_k_m") if local else ("fp8", "int4") if deployment.chip.math_dtype("fp8") == "fp8" else ("int4",)
+    )
+    tried: dict[str, tuple[str, Sequence[float | str]]] = {
+        "engine.max_num_seqs": ("max_num_seqs", [seqs - fewer] if fewer < seqs else []),
+        "engine.max_num_batched_tokens": ("max_tokens", [n for n in (8192, 4096, 2048, 1024) if n < tokens]),
+        "engine.gpu_memory_utilization": (
+            "gpu_memory_utilization",
+            [n / 100 for n in range(90, 96) if n > 100 * share],
+        ),
+        "engine.block_size": ("block_size", [n for n in (16,) if n < limits["block_size"]]),
+        "hardware.tensor_parallel": ("tensor_parallel", [n for n in (2, 4, 8, 16) if n > deployment.tensor_parallel]),
+    }
+    if held > dtype_bytes("q4_0"):
+        tried["weights_dtype"] = ("weights_dtype", formats[held <= 1.1 and len(formats) > 1 :])
+    enough = {field: next((n for n in values if fits(name, n)), None) for field, (name, values) in tried.items()}
+    return " or ".join(f"{field}: {value}" for field, value in enough.items() if value is not None)
 
 
 def _plan_stage(

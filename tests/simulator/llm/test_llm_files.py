@@ -1,12 +1,15 @@
 """Models from files and inline fields."""
 
+import io
 import json
+from urllib.error import HTTPError
 
 import pytest
 from test_llm_hf_config import LLAMA
 
 from forerun.errors import ForerunError
 from simulator.llm import load_architecture
+from simulator.llm.hub import hub_folder
 
 CONFIG = {name: value for name, value in LLAMA.items() if name not in ("architectures", "num_key_value_heads")}
 OWN = {
@@ -136,3 +139,54 @@ def test_missing_file_and_folder_without_config(tmp_path):
         load_architecture(str(tmp_path / "config.json"))
     with pytest.raises(ForerunError, match=r"config\.json: no such file"):
         load_architecture(tmp_path)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hugging Face cache, and no network."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+    return tmp_path / "models--acme--tiny"
+
+
+def test_a_config_of_the_hugging_face_cache_is_read_by_its_repository(cache):
+    (cache / "snapshots" / COMMIT).mkdir(parents=True)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    (cache / "snapshots" / COMMIT / "config.json").write_text(json.dumps(LLAMA))
+    for name in ("hf:acme/tiny", f"hf:acme/tiny@{COMMIT}"):
+        assert load_architecture(name).hidden_size == 256
+    assert load_architecture("hf:acme/tiny").name == "tiny"
+
+
+def test_the_network_is_used_only_on_request(cache, monkeypatch):
+    with pytest.raises(
+        ForerunError, match=r"no config.json in the Hugging Face cache .*; forerun models show hf:acme/ti"
+    ):
+        load_architecture("hf:acme/tiny")
+    answers = {"config.json": json.dumps(LLAMA)}
+
+    def urlopen(url, timeout):
+        name = url.rsplit("/", 1)[1]
+        assert (url, timeout > 0) == (f"https://huggingface.co/acme/tiny/resolve/main/{name}", True)
+        if name not in answers:
+            raise HTTPError(url, 404, "Not Found", {}, None)
+        answer = io.BytesIO(answers[name].encode())
+        answer.headers = {"X-Repo-Commit": COMMIT}
+        return answer
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    hub_folder("hf:acme/tiny", download=True)
+    assert load_architecture("hf:acme/tiny").hidden_size == 256
+    answers.clear()
+    with pytest.raises(ForerunError, match=r"config.json cannot be fetched: Not Found"):
+        hub_folder("hf:acme/tiny", download=True)
+
+
+@pytest.mark.parametrize("name", ["hf:acme", "hf:../x", "hf:a/../../x", "hf:a/b@../c", "hf:"])
+def test_a_name_that_is_no_repository_is_refused(cache, name):
+    with pytest.raises(ForerunError, match="must be hf:OWNER/NAME"):
+        load_architecture(name)

@@ -1,10 +1,12 @@
 """Reading config.json: families' rules, quantised checkpoints, and one clear line for whatever is wrong."""
 
 import pytest
+from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from hwprofiles.dtypes import dtype_bytes, math_dtype
 from simulator.llm import MoeMlp, from_hf_config
+from simulator.running.scenario import scenario_from
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,7 +78,12 @@ def test_wrong_value_is_refused_by_name(key, value):
         ({"model_type": "bert"}, "not a decoder-only"),
         ({"is_encoder_decoder": True}, "decoder-only"),
         ({"index_topk": 2048}, r"index_topk \(2048\) may change the shape"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "drafter"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "a draft head, not a model; name its folder in speculation"),
+        ({"draft_vocab_size": 32000}, "an EAGLE-3 draft head, not a model; name its folder in speculation.draft.model"),
+        (
+            {"model_type": "qwen9_exp", "intermediate_size": None},
+            "'qwen9_exp' is a type that Forerun does not know, and",
+        ),
         ({"torch_dtype": "int3"}, "torch_dtype"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false"),
         ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers"),
@@ -308,7 +315,7 @@ def test_unknown_type_with_all_of_llamas_fields_is_read_as_llama():
 @pytest.mark.parametrize("key", ["num_key_value_heads", "tie_word_embeddings", "intermediate_size"])
 def test_unknown_type_must_state_what_its_class_would_imply(key):
     config = {k: v for k, v in LLAMA.items() if k != key} | {"model_type": "newcomer"}
-    with pytest.raises(ForerunError, match=f"{key} is missing .*newcomer"):
+    with pytest.raises(ForerunError, match=f"'newcomer' is a type that Forerun does not know, and {key} is missing"):
         from_hf_config(config)
 
 
@@ -319,3 +326,95 @@ def test_unknown_type_with_experts_is_refused():
 
 def test_unknown_keys_are_fine():
     assert from_hf_config(LLAMA | {"rope_theta": 5e5, "anything": {"x": [1]}}) == from_hf_config(LLAMA)
+
+
+FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}
+FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
+QUARK = {"quant_method": "quark", "global_quant_config": {"weight": FP4, "input_tensors": FP4}, "exclude": ["lm_head"]}
+HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}}
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig"}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "attention_dtype", "mlp_dtype"),
+    [
+        (QUARK, "mxfp4", "mxfp4"),
+        (QUARK | {"layer_quant_config": {"*self_attn*": {"weight": FP8, "input_tensors": FP8}}}, "fp8", "mxfp4"),
+        (QUARK | {"exclude": ["re:.*self_attn.*", "lm_head"]}, "bf16", "mxfp4"),
+        ({"quant_method": "quark", "quant_config": {"global_quant_config": {"weight": FP8}}}, "w8a16_fp8", "w8a16_fp8"),
+        (QUARK | {"global_quant_config": {"weight": {"dtype": "int4", "group_size": 128}}}, "int4", "int4"),
+        (TORCHAO, "fp8", "fp8"),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "int4", "int4"),
+        (HQQ, "int4", "int4"),
+        (HQQ | {"skip_modules": ["self_attn"]}, "bf16", "int4"),
+        ({"quant_method": "mxfp8"}, "mxfp8", "mxfp8"),
+        ({"quant_method": "modelopt_fp4"}, "fp4", "fp4"),
+    ],
+)
+def test_formats_of_quark_torchao_hqq_and_plain_methods(quantization, attention_dtype, mlp_dtype):
+    dtypes = from_hf_config(LLAMA | {"quantization_config": quantization}).checkpoint_dtypes
+    assert (dtypes["attention"], dtypes["mlp"], dtypes["embedding"]) == (attention_dtype, mlp_dtype, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        (QUARK | {"global_quant_config": {"weight": {"dtype": "fp6_e2m3"}}}, "num_bits must be 4 or 8, not 6"),
+        (TORCHAO | {"quant_type": "intx_weight_only"}, "torchao with 'intx_weight_only' is not read"),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 5}}}, "hqq with 'hqq5' is not read"),
+    ],
+)
+def test_formats_without_a_name_are_refused(quantization, message):
+    with pytest.raises(ForerunError, match=message):
+        from_hf_config(LLAMA | {"quantization_config": quantization})
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        QUARK | {"layer_quant_config": {"*k_proj": {"weight": FP4, "input_tensors": FP4, "output_tensors": FP8}}},
+    ],
+)
+def test_a_checkpoint_with_scales_for_its_kv_cache_is_served_with_that_format(quantization):
+    config = LLAMA | {"quantization_config": quantization}
+    assert from_hf_config(config).kv_cache_dtype == "fp8"
+    data = tiny_data() | {"model": config}
+    assert scenario_from(data, "chat.yaml").kv_cache_dtype == "fp8"
+    assert scenario_from(data | {"kv_cache_dtype": "bf16"}, "chat.yaml").kv_cache_dtype == "bf16"
+
+
+HYBRID = {
+    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000, "mamba_d_state": 16,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 1,
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "tie_word_embeddings": True,
+}  # fmt: skip
+MAMBA = 256 * (2 * 512 + 2 * 16 + 8) + 512 * 256 + (512 + 2 * 16) * 5 + 3 * 8 + 512
+ATTENTION = 2 * 256 * 256 + 2 * 2 * 32 * 256
+
+
+def test_granite_4_has_mamba_or_attention_and_experts_in_every_layer():
+    kinds = ["mamba", "attention", "mamba"]
+    experts = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 96,
+    }
+    config = HYBRID | experts | {"model_type": "granitemoehybrid", "num_hidden_layers": 3, "layer_types": kinds}
+    moe = 4 * 3 * 256 * 64 + 3 * 256 * 96 + 4 * 256
+    architecture = from_hf_config(config)
+    assert architecture.parameters().total == 1000 * 256 + 2 * MAMBA + ATTENTION + 3 * (moe + 2 * 256) + 256
+    assert architecture.kv_elements_per_token == 2 * 2 * 32
+    dense = from_hf_config(config | {"num_local_experts": 0, "num_experts_per_tok": 0})
+    assert architecture.parameters().total - dense.parameters().total == 3 * (4 * 3 * 256 * 64 + 4 * 256)
+
+
+def test_falcon_h1_has_mamba_beside_attention_in_every_layer():
+    config = HYBRID | {"model_type": "falcon_h1", "num_hidden_layers": 3, "intermediate_size": 512, "mamba_d_ssm": 512,
+                       "key_multiplier": 0.5, "attention_in_multiplier": 1.0, "mamba_rms_norm": False}  # fmt: skip
+    architecture = from_hf_config(config)
+    assert architecture.parameters().total == 1000 * 256 + 3 * (MAMBA + ATTENTION + 3 * 256 * 512 + 2 * 256) + 256
+    assert architecture.kv_elements_per_token == 3 * 2 * 2 * 32
+    assert any("listed as two layers" in note for note in architecture.notes)

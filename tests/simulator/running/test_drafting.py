@@ -1,11 +1,16 @@
 """Whole runs with every drafter: both engine paths agree, counters and blocks are those of the proposal."""
 
+import json
+
 import numpy as np
 import pytest
 from both_engines import assert_same_bytes, both_engines
 from numpy.testing import assert_allclose, assert_array_equal
 from scenario_parts import burst, closed_loop, lognormal, on_h100, poisson, uniform
 
+from forerun.errors import ForerunError
+from simulator.llm import load_architecture
+from simulator.llm.draft_heads import published_head
 from simulator.running.build import build_replica
 from simulator.running.drafting import build_drafter
 from simulator.running.run import simulate
@@ -155,3 +160,29 @@ def test_a_budget_smaller_than_the_batch_is_served_step_by_step(scheduler, name,
     if scheduler == "vllm-v1":
         tokens = result.steps.decode_seqs * result.steps.query_len
         assert tokens.max() < budget + result.steps.query_len.max()
+
+
+HEAD = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256}  # fmt: skip
+SPECULATORS = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 64000,
+               "transformer_layer_config": HEAD | {"intermediate_size": 8192}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [(HEAD | {"draft_vocab_size": 32000}, (14336, 32000)), (SPECULATORS, (8192, 64000))],
+)
+def test_a_head_in_a_folder_gives_the_drafter_its_sizes(config, sizes, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    head = published_head(str(tmp_path), "eagle3", load_architecture("llama-3.1-8b"))
+    assert (head.sizes.num_layers, head.sizes.intermediate_size, head.sizes.draft_vocab_size) == (1, *sizes)
+    drafts = scenario("eagle3", draft={"model": str(tmp_path)})
+    known = build_replica(scenario("eagle3", draft={"intermediate_size": sizes[0], "draft_vocab_size": sizes[1]}))
+    assert build_replica(drafts).memory.draft_weight_bytes == known.memory.draft_weight_bytes
+    with pytest.raises(ForerunError, match="a head of method eagle3, not eagle"):
+        published_head(str(tmp_path), "eagle", load_architecture("llama-3.1-8b"))
+    with pytest.raises(ForerunError, match=r"hidden states of size 4096, llama-3.3-70b has 8192"):
+        published_head(str(tmp_path), "eagle3", load_architecture("llama-3.3-70b"))
+    with pytest.raises(ForerunError, match=r"draft head, not a model; name its folder in speculation.draft.model"):
+        load_architecture(tmp_path)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from refused import refused
 from scenario_parts import drafts
 from tiny_scenario import tiny_data
@@ -115,8 +116,8 @@ def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
         (load_architecture, "x/Qwen3-8B-GGUF", "it is qwen3-8b; name the file type too: x/Qwen3-8B-GGUF:Q4_K_M"),
         (load_architecture, "x/Qwen3-8B-exl2-4bpw", "it is qwen3-8b in a format that the name leaves open"),
         (load_architecture, "qwn3-8b", "did you mean 'qwen3-8b'?"),
-        *((load_architecture, name, "") for name in ("Qwen/Qwen3.5-0.8B", "Qwen/Qwen2.5-VL-7B-Instruct")),
-        *((load_architecture, name, "") for name in ("zai-org/GLM-5.3", "x/Mistral-Small-3.2-24B-Instruct-2506")),
+        *((load_architecture, name, "") for name in ("acme/GLM-5.3", "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3.5-3B")),
+        (load_architecture, "zai-org/GLM-5.3", "hf:zai-org/GLM-5.3 from the Hugging Face cache"),
         *((load_architecture, f"Qwen/{name}", "") for name in ("Qwen3-Omni-30B-A3B-Instruct", "Qwen2.5-Math-7B-FP8")),
     ],
 )  # fmt: skip
@@ -165,3 +166,32 @@ def test_a_system_of_several_chips_may_be_named_as_its_tools_print_it():
     scenario = scenario_from(with_settings(tiny_data(), {"hardware.chip": "t3k"}, "test"), "chat.yaml")
     assert (scenario.hardware.chip, scenario.hardware.tensor_parallel) == ("n300-chip", 8)
     assert scenario.readings == ("hardware.chip: 't3k' is read as t3000",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedies"),
+    [
+        ({"model": "qwen3.6-35b-a3b", "weights_dtype": "fp4", "hardware.chip": "rtx-5090", "engine.max_num_seqs": 256,
+          "engine.max_model_len": 32768}, ["engine.max_num_seqs", "hardware.tensor_parallel"]),
+        ({"model": "llama-3.3-70b"}, ["hardware.tensor_parallel", "weights_dtype"]),
+        ({"model": "qwen3-32b", "hardware.chip": "rtx-4090", "engine.framework": "llama.cpp", "engine.max_num_seqs": 4},
+         ["hardware.tensor_parallel", "weights_dtype"]),
+        ({"model": "llama-3.3-70b", "hardware.chip": "a100-sxm-80gb", "hardware.tensor_parallel": 2,
+          "engine.gpu_memory_utilization": 0.8},
+         ["engine.gpu_memory_utilization", "hardware.tensor_parallel", "weights_dtype"]),
+    ],
+)  # fmt: skip
+def test_each_remedy_of_a_model_that_does_not_fit_works_alone(changes, remedies):
+    scenario = scenario_from(with_settings(tiny_data(), changes, "test"), "chat.yaml")
+    with pytest.raises(ForerunError, match="does not fit") as refused_run:
+        build_run(scenario, 0)
+    named = dict(change.split(": ") for change in str(refused_run.value).split("it fits with ")[1].split(" or "))
+    assert [*named] == remedies
+    for field, value in named.items():
+        read = yaml.safe_load(value)
+        build_run(scenario.with_values({field: read}), 0)
+        if field == "engine.max_num_seqs":
+            blocks = [
+                build_run(scenario.with_values({field: n}), 0).pools[0].memory.num_blocks for n in (read, read + 1)
+            ]
+            assert blocks[0] * 16 >= 32768 > blocks[1] * 16
