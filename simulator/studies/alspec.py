@@ -27,11 +27,11 @@ WORKLOAD = {"arrivals": {"process": "burst"}, "input_tokens": 1, "output_tokens"
 ATLAS_CHIPS = ("n150", "n150-v0.55", "n300", "p150", "h100-sxm", "h200-sxm", "a100-sxm-80gb", "b200-sxm")
 ATLAS_MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "llama-3.1-70b", "gpt-oss-120b", "llama-3.1-405b")
 ATLAS_GROUPS = (2, 4, 8, 16, 32)
-"""Total chips of the two device groups."""
+"""Total numbers of chips of the two device groups."""
 ATLAS_CONTEXTS = tuple(2**power for power in range(10, 21))
 ATLAS_BATCHES = (1, 8)
 ATLAS_LEVERS = ((0.10, 128), (0.05, 128), (0.20, 128), (0.10, 1024), (0.05, 1024))
-"""lambda and S; the first is the published rule."""
+"""Pairs of lambda (tolerance) and S (window tokens); the first pair is the published rule."""
 EAGLE3 = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance": {"per_position": [0.73, 0.52, 0.35]}}
 
 
@@ -56,15 +56,15 @@ class Gain(NamedTuple):
     batch: int
     context_tokens: int
     speedup: float
-    """Ratio of the TPOTs of the two layouts; above 1 where speculation is faster."""
+    """Ratio of the TPOTs of the two layouts; above 1 if speculation is faster."""
     low: float
-    """The speedup with every assumed cost of the mechanism at the slow end of its range."""
+    """Speedup with every assumed cost of attention-level speculation at the slow end of its range."""
     high: float
     fits: bool
 
 
 class StepPricer:
-    """Decode steps of a scenario, built once."""
+    """Prices decode steps of a scenario that is built once."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -78,14 +78,14 @@ class StepPricer:
 
     @cached_property
     def basis(self) -> str:
-        """Evidence level of the kernels of its usual steps."""
+        """Evidence level of the kernels of the scenario's usual steps."""
         return self._build.basis
 
     def steps_under(
         self, configs: Sequence[AttentionSpeculationConfig], cases: Sequence[tuple[int, int]]
     ) -> list[list[DecodeStep]]:
-        """``steps`` under other settings of attention-level speculation, a list for each section. Nothing is built
-        again, and all is priced in one call."""
+        """Steps for the same cases under other settings of attention-level speculation: one list per config. The build
+        is reused, and all steps are priced in one call."""
         timer = self._timer
         assert isinstance(timer, ModelTimer)
         assert isinstance(timer.target.overlap, SpeculativeAttention)
@@ -94,11 +94,11 @@ class StepPricer:
         return [steps[first : first + len(cases)] for first in range(0, len(steps), len(cases))]
 
     def step(self, batch: int, context_tokens: int) -> DecodeStep:
-        """A step of ``batch`` sequences that each end it with ``context_tokens`` in the cache."""
+        """Price a step of ``batch`` sequences with ``context_tokens`` each in the cache at its end."""
         return self.steps([(batch, context_tokens)])[0]
 
     def steps(self, cases: Sequence[tuple[int, int]]) -> list[DecodeStep]:
-        """Steps for many pairs of batch and context at once; results are cached."""
+        """Price steps for many pairs of batch and context at once; results are cached."""
         key = tuple(cases)
         if key not in self._known:
             self._known[key] = self._priced(key, self._timer)
@@ -119,15 +119,15 @@ class StepPricer:
 
 
 def layout(base: Mapping[str, Any], **sections: Any) -> Scenario:
-    """A scenario from plain data without a workload, with whole sections replaced; None takes one out."""
+    """Scenario from plain data without a workload, with whole sections replaced; None removes a section."""
     data = {"workload": WORKLOAD, **base, **sections}
     return scenario_from({name: value for name, value in data.items() if value is not None}, "layout")
 
 
 def at_range_end(scenario: Scenario, end: str) -> Scenario:
-    """The scenario with every assumed cost of the mechanism at the ``low`` or the ``high`` end of its range.
+    """Copy of the scenario with all assumed costs of the mechanism at the ``low`` or ``high`` end of their ranges.
 
-    Values that the scenario sets itself are kept.
+    Values that the scenario sets explicitly are unchanged.
     """
     config = scenario.attention_speculation
     if config is None:
@@ -138,7 +138,7 @@ def at_range_end(scenario: Scenario, end: str) -> Scenario:
 
 
 def gains(serial: Scenario, speculative: Scenario, batches: Sequence[int], contexts: Sequence[int]) -> list[Gain]:
-    """``lever_gains`` of the scenario as it is."""
+    """Speed-ups of ``speculative`` over ``serial``, as in ``lever_gains`` without overrides."""
     return lever_gains([StepPricer(serial)], StepPricer(speculative), batches, contexts)[0]
 
 
@@ -155,8 +155,8 @@ def lever_gains(
         serial: scenarios without attention-level speculation; the fastest one whose KV fits is the baseline.
         speculative: the scenario with attention-level speculation.
         batches: sequences of a step.
-        contexts: tokens that each of them has in the cache.
-        levers: overrides of ``attention_speculation``; each gives one list of gains.
+        contexts: tokens of each sequence in the cache.
+        levers: overrides of ``attention_speculation``; the result has one list of gains per override.
     """
     cases = list(product(batches, contexts))
     serial_steps = zip(*(each.steps(cases) for each in serial), strict=True)
@@ -190,7 +190,7 @@ def atlas_gains(
 ) -> list[Json]:
     """Cases that differ only in lambda and S, with ``gains`` by batch and context or the reason they are ``refused``.
 
-    Hit rates are published ones for gsm8k; the gain is relative to the fastest single group of at most as many chips.
+    Hit rates are published values for gsm8k; the gain is relative to the fastest single group of at most as many chips.
     """
     case = cases[0]
     what = (case["chip"], case["model"], case["speculation"])
@@ -211,13 +211,13 @@ def atlas_gains(
 
 
 ENGINE = {"framework": "vllm", "max_num_seqs": 16, "max_num_batched_tokens": 256}
-"""Engine of both layouts: tt-metal computes 32 places of a batch however few are taken."""
+"""Engine of both layouts; not tt-metal, which computes 32 slots of a batch even if fewer are occupied."""
 
 
 @lru_cache(maxsize=512)
 def _groups(chip: str, model: str, speculation: str | None, chips: int, groups: int) -> StepPricer | str:
-    """Build one group of chips, or two that speculate at gsm8k's hit rates; returns the reason if refused. Cached, so
-    that a map under another lambda, S or batch builds nothing."""
+    """Build one group of chips, or two groups that speculate at gsm8k's hit rates; returns the reason if refused.
+    Results are cached, so that maps for further lambda, S or batch need no build."""
     hardware = {"chip": chip, "tensor_parallel": chips} | ({"speculative_parallel": groups} if groups > 1 else {})
     attention = {"task": "gsm8k"} if groups > 1 else None
     try:

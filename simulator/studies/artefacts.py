@@ -1,4 +1,4 @@
-"""Exports of a scenario: engine files, Kubernetes objects, and the benchmark that would confirm a prediction.
+"""Exports of a scenario: engine files, Kubernetes objects, and benchmark commands for checking a prediction.
 
 Each artefact is a function of the scenario. Its fields follow its consumer's documentation, cited with the version;
 settings that the consumer cannot express become a comment at the top.
@@ -41,14 +41,14 @@ URL = "http://localhost:8000"
 
 
 def artefact(name: str, scenario: Scenario) -> str:
-    """An artefact by its name, ready to be pasted."""
+    """Text of the artefact ``name``, ready to paste."""
     if name not in ARTEFACTS:
         raise ArgumentError("emit", f"{name}: no such artefact{did_you_mean(name, ARTEFACTS)} ({', '.join(ARTEFACTS)})")
     return ARTEFACTS[name](scenario)
 
 
 def llama_cpp(scenario: Scenario) -> str:
-    """The command of llama.cpp's server, for what was planned on it."""
+    """Command of llama.cpp's server for a scenario that runs on llama.cpp."""
     flags = launch_flags(scenario)
     if "llama.cpp" not in flags:
         framework = scenario.engine.framework
@@ -57,7 +57,7 @@ def llama_cpp(scenario: Scenario) -> str:
 
 
 def trtllm(scenario: Scenario) -> str:
-    """The LLM API's YAML."""
+    """YAML options of TensorRT-LLM's LLM API."""
     hardware, engine = scenario.hardware, scenario.engine
     kv_dtypes = templates()["names"]["kv_dtype"]["trtllm"]
     values = {
@@ -93,7 +93,7 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
 
 
 def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -> str:
-    """``speculative_token_schedule`` by batch and context, as vLLM's pull request 48944 proposes it."""
+    """vLLM's ``speculative_token_schedule`` by batch and context, in the form of its pull request 48944."""
     if not table:
         raise ForerunError("emit: vllm-schedule: forerun tune finds the draft tokens by batch and context")
     lows = [min(cell[axis][0] for cell in table) for axis in ("batch", "context")]
@@ -114,7 +114,7 @@ def vllm_schedule(scenario: Scenario, table: Sequence[Mapping[str, Any]] = ()) -
 
 
 def dynamo(scenario: Scenario) -> str:
-    """A DynamoGraphDeployment."""
+    """DynamoGraphDeployment of NVIDIA Dynamo."""
     framework = scenario.engine.framework
     module = DYNAMO_RUNTIMES.get(framework)
     if module is None:
@@ -141,7 +141,7 @@ def dynamo(scenario: Scenario) -> str:
 
 
 def _worker_words(part: Scenario, framework: str) -> list[str]:
-    """Flags of a worker, the same as those of the engine's own server."""
+    """Command-line flags of a worker; equal to the flags of the engine's own server."""
     if framework == "trtllm":
         return ["--model-path", checkpoint_name(part), "--extra-engine-args", "engine.yaml"]
     words = shlex.split(replica_command(framework, part), comments=True)
@@ -182,7 +182,7 @@ def hpa(scenario: Scenario) -> str:
 
 
 def _scaler_values(scenario: Scenario) -> Document:
-    """Values of the templates that scale replicas."""
+    """Values for the autoscaler templates."""
     scaler = scenario.autoscaler
     if scaler is None or scaler.rule != "hpa" or scaler.target is None:
         raise ForerunError(
@@ -204,7 +204,7 @@ def _scaler_values(scenario: Scenario) -> Document:
 
 
 def _query(scenario: Scenario, selector: str) -> str:
-    """The metric's PromQL, averaged over the window."""
+    """PromQL query of the autoscaler's metric, averaged over its window."""
     scaler = scenario.autoscaler
     assert scaler is not None
     query = render(templates()["names"]["metric"][scaler.metric], scenario, {"selector": selector})
@@ -212,8 +212,8 @@ def _query(scenario: Scenario, selector: str) -> str:
 
 
 def benchmark(name: str, scenario: Scenario) -> str:
-    """The command of a benchmark client with the scenario's rate and mean lengths. A comment says what the URL has to
-    be where several replicas share the rate."""
+    """The command of a benchmark client with the scenario's rate and mean lengths. A comment explains the URL to use if
+    several replicas share the rate."""
     stream, arrivals = generate_requests(scenario.workload, 0), scenario.workload.arrivals
     rate = arrivals.request_rate if arrivals is not None else None
     concurrency = arrivals.max_concurrency if arrivals is not None else None
@@ -256,7 +256,7 @@ ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "aiperf": partial(benchmark, "aiperf"),
     "vllm-bench": partial(benchmark, "vllm-bench"),
 }
-"""Artefacts that ``--emit`` writes of a scenario, by name; engines' flags by batch are ``forerun tune``'s own."""
+"""Artefacts that ``--emit`` writes, by name; engine flags by batch exist only in ``forerun tune``."""
 
 
 def _known(names: Mapping[str, str], value: str, field: str, consumer: str) -> str:
@@ -266,7 +266,7 @@ def _known(names: Mapping[str, str], value: str, field: str, consumer: str) -> s
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
-    """(name of a worker, its role, the scenario of its replicas) of each pool."""
+    """(worker name, role, scenario of its replicas) of each pool."""
     return [
         ("".join(word.capitalize() for word in re.split(r"[-_]", name)) + "Worker", role, part)
         for name, role, part in pool_scenarios(scenario)
@@ -280,11 +280,11 @@ def _own_remarks(scenario: Scenario) -> list[str]:
 
 
 def _label(scenario: Scenario) -> str:
-    """The model's name as a valid name of a Kubernetes object."""
+    """Model name, converted to a valid name of a Kubernetes object."""
     return re.sub(r"[^a-z0-9]+", "-", checkpoint_name(scenario).rpartition("/")[2].lower()).strip("-")[:50] or "model"
 
 
 def _yaml(name: str, scenario: Scenario, values: Mapping[str, Any], remarks: Iterable[str]) -> str:
-    """The YAML document of a template, preceded by remarks as comments."""
+    """YAML document from a template, preceded by remarks as comments."""
     text = yaml.safe_dump(render(templates()[name], scenario, values), sort_keys=False, width=120)
     return "".join(f"# {remark}\n" for remark in remarks) + text.rstrip("\n")

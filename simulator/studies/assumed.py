@@ -26,11 +26,11 @@ from simulator.timing import VLLM_2025, load_draft_overhead, load_framework, res
 ACCEPTANCE = "acceptance"
 HIT_RATE = "attention.hit_rate"
 ACCEPTANCE_FACTORS = (0.9, 1.1)
-"""Acceptance moves with the task and the prompt: published curves of one drafter differ by some 10 % between tasks."""
+"""Range of the acceptance factor: published curves of one drafter differ by about 10 % between tasks."""
 TIME_FACTORS = (0.5, 2.0)
 """Range of unmeasured host, launch and link times: a factor of two up or down."""
 EFFICIENCY_FACTORS = (0.85, 1.15)
-"""Efficiencies of kernels that were not fitted on the chip: about the spread between fitted chips of one class."""
+"""Range of efficiencies of kernels not fitted on the chip: about the spread between fitted chips of one class."""
 ON_CHIP_FACTORS = (0.7, 1.4)
 FRAMEWORK_PARAMETERS = {
     "step_s": "host time per engine step",
@@ -58,17 +58,17 @@ class AssumedParameter:
     """``factor`` on the assumed value, or the unit of an absolute value."""
     source: str
     change: Callable[[Scenario, float], Scenario] | None = None
-    """Function that sets the value in a scenario; None if the parameter is no scenario field."""
+    """Function that sets the value in a scenario; None if the parameter is not a scenario field."""
 
     def applied(self, scenario: Scenario, value: float) -> tuple[Scenario, dict[str, float]]:
-        """The scenario and the factors of a run in which the parameter has ``value``."""
+        """Scenario and factors for a run in which the parameter has ``value``."""
         if self.change is not None:
             return self.change(scenario, value), {}
         return scenario, {self.name: value}
 
 
 def assumed_parameters(scenario: Scenario) -> dict[str, AssumedParameter]:
-    """Every assumed parameter in play, by name."""
+    """All assumed parameters that affect the scenario, by name."""
     parameters = [*_framework(scenario), *_kernels(scenario), *_link(scenario), *_speculation(scenario)]
     parameters += _attention_speculation(scenario)
     return {parameter.name: parameter for parameter in parameters}
@@ -79,7 +79,7 @@ FITTED_HOST_COSTS = ("step_s", "per_sequence_s")
 
 
 def _framework(scenario: Scenario) -> list[AssumedParameter]:
-    """Host costs; where an engine's were fitted, launches outside graphs and reserved memory still are assumed."""
+    """Assumed host costs; of a fitted engine only launches outside graphs and reserved memory."""
     framework = load_framework(scenario.engine.framework)
     fitted = () if framework.source.kind == "assumed" else FITTED_HOST_COSTS
     return [
@@ -149,8 +149,8 @@ def _link(scenario: Scenario) -> list[AssumedParameter]:
 
 
 def _speculation(scenario: Scenario) -> list[AssumedParameter]:
-    """Acceptance and host costs of drafting, as assumed parameters. Costs that are none by default reach up to EAGLE's
-    in vLLM before its passes were captured."""
+    """Acceptance and host costs of drafting, as assumed parameters. The range of costs that are 0 by default extends up
+    to EAGLE's costs in vLLM before its passes were captured."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
         return []
@@ -219,7 +219,7 @@ def _attention_speculation(scenario: Scenario) -> list[AssumedParameter]:
 
 
 def _field(path: str, method: str | None = None) -> Callable[[Scenario, float], Scenario]:
-    """Set a field in scenarios that have its section and draft by ``method``; leave other scenarios unchanged."""
+    """Function that sets a field in scenarios that have its section and draft by ``method``; others are unchanged."""
 
     def change(scenario: Scenario, value: float) -> Scenario:
         section = getattr(scenario, path.partition(".")[0])
@@ -231,7 +231,7 @@ def _field(path: str, method: str | None = None) -> Callable[[Scenario, float], 
 
 
 def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
-    """The scenario with every hit rate of attention-level speculation multiplied by ``factor``, at most 1."""
+    """Copy of the scenario with every hit rate of attention-level speculation multiplied by ``factor``, at most 1."""
     config = scenario.attention_speculation
     if config is None:
         return scenario
@@ -249,7 +249,7 @@ def with_hits_scaled(scenario: Scenario, factor: float) -> Scenario:
 
 
 def with_acceptance_scaled(scenario: Scenario, factor: float) -> Scenario:
-    """The scenario with every conditional acceptance rate multiplied by ``factor``, at most 1."""
+    """Copy of the scenario with every conditional acceptance rate multiplied by ``factor``, at most 1."""
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none" or speculation.acceptance is None:
         return scenario

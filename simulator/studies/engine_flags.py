@@ -1,4 +1,4 @@
-"""A scenario as the command that starts the engine it describes: vLLM, SGLang, TensorRT-LLM or llama.cpp."""
+"""Launch command of the engine that a scenario describes: vLLM, SGLang, TensorRT-LLM or llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM's names of the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
-"""SGLang methods whose flag counts all verified tokens, including the last accepted one: ``ngram_worker.py`` masks so
-many tokens beside a cache of one less than the sequence; ``speculative_hook.py``, sgl-project/sglang#30261."""
+"""SGLang methods whose flag counts all verified tokens, including the last accepted one: ``ngram_worker.py`` masks that
+many tokens next to a cache of one less than the sequence; ``speculative_hook.py``, sgl-project/sglang#30261."""
 
 
 def launch_flags(scenario: Scenario) -> dict[str, str]:
-    """One replica's command for each engine, the scenario's own first, and what it cannot say as a remark behind ``#``.
-    A line for each pool."""
+    """Launch command of one replica by engine, the scenario's own engine first. Settings without a flag are remarks
+    after ``#``; each pool has a line."""
     framework = scenario.engine.framework
     if framework in LOCAL_FRAMEWORKS:
         return {"llama.cpp": _llama_command(scenario)}
@@ -41,12 +41,12 @@ def launch_flags(scenario: Scenario) -> dict[str, str]:
 
 
 def trtllm_command(scenario: Scenario, file: str) -> str:
-    """The command of TensorRT-LLM's server; settings go into a file."""
+    """Command of TensorRT-LLM's server with its settings in ``file``."""
     return f"trtllm-serve {shlex.quote(checkpoint_name(scenario))} --extra_llm_api_options {file}"
 
 
 def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
-    """(name, role, scenario of one kind of replica) of each pool; one without a name if there are no pools."""
+    """(name, role, scenario of one kind of replica) of each pool; without pools, one entry with an empty name."""
     if scenario.pools is None:
         return [("", "both", scenario)]
     parts: list[tuple[str, str, Scenario]] = []
@@ -57,7 +57,7 @@ def pool_scenarios(scenario: Scenario) -> list[tuple[str, str, Scenario]]:
 
 
 def engine_command(engine: str, scenario: Scenario) -> str:
-    """The command of ``vllm`` or ``sglang``, with a preamble; for pools, one line each under its name."""
+    """Command of ``vllm`` or ``sglang`` with a preamble; with pools, one command per pool below its name."""
     if scenario.pools is None:
         return replica_command(engine, scenario)
     parts = pool_scenarios(scenario)
@@ -68,7 +68,7 @@ def engine_command(engine: str, scenario: Scenario) -> str:
 
 
 def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
-    """The command of one kind of replica: ``both``, or a side of a KV transfer."""
+    """Command of one kind of replica; ``role`` is ``both``, or a side of a KV transfer."""
     hardware, fields = scenario.hardware, scenario.engine
     remarks: list[str] = []
     scheduler = fields.rules.flags.get(engine)
@@ -90,7 +90,7 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
 
 
 def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[str, Any]:
-    """Values of the speculation's flags; a remark where the engine has none."""
+    """Values of the speculation flags; adds a remark for settings that the engine does not have."""
     values = dict.fromkeys(("speculation", "algorithm", "steps", "verified", "drafter"))
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -120,19 +120,19 @@ def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[st
 
 
 def engine_name(engine: str, speculation: SpeculationConfig) -> EngineName | None:
-    """An engine's name for the method of a scenario; None if it has none."""
+    """Name of a scenario's speculation method in an engine; None if the engine lacks the method."""
     by_confidence = named(speculation.policy).name == CONFIDENCE_BUDGET
     sequential = speculation.draft is not None and speculation.draft.markov_rank is not None
     return emitted_name(engine, speculation.method, by_confidence, sequential)
 
 
 def sglang_counts(algorithm: str, depth: int, tokens: int) -> tuple[int | None, int]:
-    """SGLang's numbers of draft steps and of verified tokens; no steps where it drafts in one block.
+    """SGLang's number of draft steps (None if it drafts in one block) and of verified tokens.
 
     Args:
-        algorithm: its name of the method.
-        depth: sequential draft steps.
-        tokens: draft tokens.
+        algorithm: SGLang's name of the method.
+        depth: number of sequential draft steps.
+        tokens: number of draft tokens.
     """
     return None if algorithm in SGLANG_BLOCKS else depth, tokens + 1
 
@@ -162,7 +162,7 @@ def _llama_command(scenario: Scenario) -> str:
 
 
 def _layers(scenario: Scenario) -> dict[str, Any]:
-    """Layers that llama.cpp puts on cards, and their division among unlike ones."""
+    """Values of llama.cpp's flags for layers on cards, experts on the host, and the split between different cards."""
     layers = load_architecture(scenario.model).num_layers
     whole = [share for share in scenario.hardware.layers_on if share.part == "layers"]
     experts = [str(share.layers) for share in scenario.hardware.layers_on if share.part == "experts"]
@@ -177,9 +177,9 @@ def _layers(scenario: Scenario) -> dict[str, Any]:
 
 
 def checkpoint_name(scenario: Scenario) -> str:
-    """The checkpoint to load: the published name of a catalogue model, or the folder of a ``config.json``.
+    """Checkpoint to load: published name of a catalogue model, or folder of a ``config.json``.
 
-    A relative folder begins with ``./``, since a single word would read as a model of Hugging Face's hub.
+    A relative folder begins with ``./``, because a single word would denote a model on the Hugging Face Hub.
     """
     if isinstance(scenario.model, str):
         path = Path(scenario.model)
@@ -190,12 +190,12 @@ def checkpoint_name(scenario: Scenario) -> str:
 
 
 def published_name(model: str) -> str:
-    """First repository of a catalogue model; the name itself where it is one, or where the model has none."""
+    """First repository of a catalogue model; ``model`` itself if it is a repository or the model has no repository."""
     return model.removeprefix("hf:") if "/" in model else next(iter(published_repositories(model)), model)
 
 
 def drafter_name(scenario: Scenario) -> str | None:
-    """The drafter's checkpoint; None for a method that has none."""
+    """Checkpoint of the drafter; None for methods without a checkpoint."""
     speculation = scenario.speculation
     if speculation is not None and speculation.draft is not None and isinstance(speculation.draft.model, str):
         return published_name(speculation.draft.model)
@@ -203,7 +203,7 @@ def drafter_name(scenario: Scenario) -> str | None:
 
 
 def quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | None:
-    """The name under which an engine converts 16-bit weights; a checkpoint in the format requested needs none."""
+    """Engine's name of the format to which it converts 16-bit weights; None if the checkpoint has that format."""
     weights_dtype = scenario.weights_dtype
     if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
         return None

@@ -1,4 +1,4 @@
-"""A study declared once: one Python function, whose signature gives the options of the command and how to repeat it."""
+"""Declaration of a study: one Python function whose signature gives the options and the repeat command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Source = TypeVar("Source")
 Result = TypeVar("Result", bound="StudyResult")
 ProgressCall = Callable[[int, int], None]
 ALWAYS_REPEATED = ("seed", "replications")
-"""Options that the command which repeats a study carries even at their defaults."""
+"""Options that the repeat command of a study includes even at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class Option:
     min: float | None = None
     max: float | None = None
     flag: str = ""
-    """Default: the parameter's name, with ``--no-`` where it is a switch that is on by default."""
+    """Flag name; default: the parameter's name, with ``--no-`` for a switch that is on by default."""
     text: Any = None
     """Type of the option's value on the command line; default: the parameter's own type."""
     unset: Callable[[Any], Any] | None = None
-    """The value from the scenario's path where the option is not given; default: the parameter's default."""
+    """Function from the scenario's path to the value if the option is absent; default: the parameter's default."""
     repeated: bool = True
-    """True if the command that repeats the study carries it; False for what its study file contains."""
+    """True if the repeat command includes the option; False for options that the study file contains."""
     resolved: bool = False
-    """True if the document of the result has the value that was used, under the parameter's name."""
+    """True if the repeat command takes the value from the result's document, under the parameter's name."""
 
     def flag_of(self, name: str, default: object) -> str:
         """The command-line option of the parameter ``name``."""
@@ -72,9 +72,9 @@ class Mode(NamedTuple):
     """Arguments under which other options have no effect and are refused."""
 
     words: str
-    """Option that chooses the mode, such as ``with --replay``."""
+    """Text that names the option which selects the mode, such as ``with --replay``."""
     applies: Callable[[Mapping[str, Any]], bool]
-    """Predicate over the arguments of the call: the mode applies."""
+    """Predicate over the arguments of the call; true if the mode applies."""
     unused: tuple[str, ...]
 
 
@@ -94,30 +94,30 @@ class StudyCommand:
     switch: str = ""
     """Option that selects this study if its command has several; it is not a parameter of the study."""
     switch_help: str = ""
-    """Help of that option where it is a parameter of no study."""
+    """Help text of ``switch`` if it is not a parameter of any study."""
     chosen: Callable[[Mapping[str, object], Any], bool] | None = None
-    """Predicate over the options and the study file that chooses it, for one of several studies of a command."""
+    """Predicate over options and study file that selects this study among several studies of a command."""
     words: str = ""
-    """Option that chooses it, for the refusal of options that it lacks."""
+    """Text that names the option which selects this study, for messages about options that the study lacks."""
     help: str = ""
     """Purpose of the command; default: the first line of the function's description."""
     finish: Callable[[Any], int] = lambda _: 0
-    """Exit code of a result, once it is printed."""
+    """Function from a result to the exit code, called after printing."""
     call: Callable[..., Any] = lambda: None
-    """The function with its checks."""
+    """The study's function, wrapped in argument checks."""
 
     @property
     def options(self) -> dict[str, Parameter]:
-        """Parameters that are options of the command, also with annotations that ``__future__`` turned into text."""
+        """Parameters that are options of the command, with annotations evaluated if they are text."""
         shape = {name: _evaluated(one, self.function) for name, one in signature(self.function).parameters.items()}
         return {name: one for name, one in shape.items() if hasattr(one.annotation, "__metadata__")}
 
     def unused(self, arguments: Mapping[str, object]) -> dict[str, str]:
-        """Parameters without an effect under ``arguments``, each with the argument that disables it."""
+        """Parameters without effect under ``arguments``, each with the text of the mode that disables it."""
         return {name: mode.words for mode in self.modes if mode.applies(arguments) for name in mode.unused}
 
     def check_bounds(self, arguments: Mapping[str, object]) -> None:
-        """Refuse values of another type than their option, and numbers outside its bounds."""
+        """Refuse values whose type does not match their option, and numbers outside its bounds."""
         for name, parameter in self.options.items():
             option, kind = parameter.annotation.__metadata__[0], parameter.annotation.__origin__
             low, high = (-inf if option.min is None else option.min), (inf if option.max is None else option.max)
@@ -126,7 +126,7 @@ class StudyCommand:
             _check_kind(name, arguments[name], kind)
 
     def again(self, arguments: Mapping[str, object], result: StudyResult) -> str:
-        """The command that repeats the study with the files that its result saves."""
+        """Command that repeats the study with the files that its result saves."""
         words = ["forerun", self.name, next(iter(result.files), "study.yaml")]
         words += (
             [f"--{self.switch}", *(() if self.switch_help else (result.document["engine"],))] if self.switch else []
@@ -144,7 +144,7 @@ class StudyCommand:
 
 
 def _evaluated(parameter: Parameter, function: Callable[..., Any]) -> Parameter:
-    """The parameter with its annotation as a type; one that names what is imported for type checkers alone stays."""
+    """Parameter with its annotation evaluated to a type, unless it has names for type checkers only."""
     if isinstance(parameter.annotation, str):
         with suppress(NameError):
             return parameter.replace(annotation=eval(parameter.annotation, unwrap(function).__globals__))
@@ -160,11 +160,11 @@ KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {
     Mapping: (Mapping, "a mapping"),
     Sequence: (Iterable, "a list"),
 }
-"""Types of options, the classes that their values may have, and their names."""
+"""Types of options, with the accepted classes of values and the name for messages."""
 
 
 def _check_kind(name: str, value: object, kind: object) -> None:
-    """Refuse a value that fits none of an option's types."""
+    """Refuse a value that matches none of an option's types."""
     kinds = [get_origin(one) or one for one in (get_args(kind) if isinstance(kind, UnionType) else (kind,))]
     if (value is None and NoneType in kinds) or not all(one in KINDS or one is NoneType for one in kinds):
         return
@@ -194,7 +194,7 @@ def _repeated(flag: str, value: object) -> Iterator[str]:
 
 
 def _exact(value: object) -> str:
-    """A value as the shortest text that reads back as the same; whole floats without their point."""
+    """Shortest text of a value that parses to the same value; integral floats have no decimal point."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
@@ -236,7 +236,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
 def by_keyword(
     options: Callable[Arguments, Options],
 ) -> Callable[[Callable[[Source, Options], Result]], Callable[Concatenate[Source, Arguments], Result]]:
-    """Give a function of a source and an object of options the fields of that object as keyword arguments."""
+    """Convert a function of a source and an options object to one with the object's fields as keyword arguments."""
 
     def declare(function: Callable[[Source, Options], Result]) -> Callable[Concatenate[Source, Arguments], Result]:
         @wraps(function)
@@ -251,7 +251,7 @@ def by_keyword(
 
 
 def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()) -> Json:
-    """Fields that the document of every study has, except its conclusion."""
+    """Fields common to the documents of all studies, except the conclusion."""
     from simulator.running.metrics import scenario_document
 
     header = {"scenario": scenario_document(scenario), "seed": seed, "version": VERSION}
@@ -261,7 +261,7 @@ def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequen
 def study_document(
     body: Mapping[str, object], scenario: Scenario, seed: int, basis: str | None, notes: Sequence[str] = ()
 ) -> Json:
-    """``body`` as plain JSON values, with the fields common to all study documents."""
+    """Document of a study: ``body`` as plain JSON values, with the fields common to all studies."""
     from forerun.document import plain_json
 
     document: Json = plain_json({**body, **study_header(scenario, seed, basis, notes)})

@@ -1,4 +1,4 @@
-"""Names that installed distributions add to ``forerun``: the entry points ``forerun.studies``, studies and results."""
+"""Studies and results that other installed distributions add to ``forerun`` (entry points ``forerun.studies``)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from simulator.studies.frame import StudyCommand
 
 GROUP = "forerun.studies"
 SEPARATE = dict.fromkeys(("race", "draft_pool", "rollouts"), "forerun-research")
-"""Studies that Forerun once contained, with the distribution that has them now."""
+"""Studies that Forerun contained earlier, with the distribution that contains them now."""
 
 
 @cache
 def installed_names() -> Mapping[str, EntryPoint]:
-    """Entry points by the name that each adds.
+    """Entry points by the name that each one adds.
 
     Raises:
         ForerunError: two distributions add the same name.

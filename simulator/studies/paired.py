@@ -1,4 +1,4 @@
-"""Paired comparison of runs on common random numbers: ratios with intervals, and the words for what is compared."""
+"""Paired comparison of runs on common random numbers: ratios with intervals, and texts for metrics."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from simulator.running.records import ModelError
 
 LEVEL = 0.95
 LIKELY = 0.8
-"""Probability from which a variant is called better although the ratio's interval contains 1."""
+"""Minimum probability at which a variant is called better although the ratio's interval contains 1."""
 NORMAL_95 = 1.959963984540054
-"""Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
+"""Half-width of a 95 % interval of a normal distribution, in standard deviations."""
 
 LATENCY_STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
 COSTS = ("usd_per_million_output_tokens", "energy_joules")
@@ -31,11 +31,11 @@ HIGHER_IS_BETTER: Mapping[str, bool] = {
     **{f"{statistic}_{name}_ms": False for name in LATENCIES for statistic in LATENCY_STATISTICS},
     **dict.fromkeys(COSTS, False),
 }
-"""Metrics that are compared, and whether more is better."""
+"""Compared metrics; true if a higher value is better."""
 
 
 def checked_metric(metric: str) -> str:
-    """``metric`` if it is one that results can be compared and ranked by."""
+    """Return ``metric`` if results can be compared by it, else raise an error."""
     if metric not in HIGHER_IS_BETTER:
         hint = did_you_mean(metric, HIGHER_IS_BETTER)
         known = "a key of the summary, usd_per_million_output_tokens or energy_joules"
@@ -45,23 +45,23 @@ def checked_metric(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Ratio(DocumentPart):
-    """Speedup of a variant over the baseline; above 1 is better whatever the metric."""
+    """Speedup of a variant over the baseline; above 1 is better for every metric."""
 
     ratio: float
     low: float | None
     high: float | None
     probability: float | None = None
-    """Probability that the ratio is above 1, random and model error combined; None if the latter is unknown."""
+    """Probability that the ratio is above 1, random and model error combined; None if the model error is unknown."""
 
     @property
     def verdict(self) -> int:
-        """1 surely better, -1 surely worse, 0 undecided; without an interval the ratio alone decides."""
+        """Verdict: 1 surely better, -1 surely worse, 0 undecided; without an interval the ratio alone decides."""
         low, high = (self.ratio if end is None else end for end in (self.low, self.high))
         return 1 if low > 1.0 else -1 if high < 1.0 else 0
 
     @property
     def side(self) -> int:
-        """The verdict, or if there is none 1 for a probably better and -1 for a probably worse one."""
+        """The verdict; if it is undecided, 1 for a probably better and -1 for a probably worse variant."""
         if self.verdict or self.probability is None:
             return self.verdict
         likely = (self.probability >= LIKELY) - (self.probability <= 1.0 - LIKELY)
@@ -74,7 +74,7 @@ class Ratio(DocumentPart):
 
 
 def metric_values(document: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """The compared metrics of one run's document; None if not measured, or where the run failed (None)."""
+    """Compared metrics of one run's document; a metric is None if it was not measured or the run failed (None)."""
     if document is None:
         return dict.fromkeys(HIGHER_IS_BETTER)
     summary = document["summary"]
@@ -87,10 +87,10 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
     Args:
         base: the metric of each run of the baseline.
         other: the metric of each run of the variant, in the same order of seeds.
-        higher_is_better: False turns the ratio over, so that above 1 is better.
+        higher_is_better: False inverts the ratio, so that above 1 is better.
 
     Returns:
-        None if a run did not measure the metric or measured 0, of which no ratio can be taken.
+        None if a run did not measure the metric or the metric is 0, so that the ratio is undefined.
 
     Source: A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), sections 10.2.1 and 11.2, applied to
     logarithms: the ratio of positive outputs is the paired difference of their logarithms.
@@ -118,8 +118,8 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
 
     Args:
         ratio: the ratio with its sampling interval.
-        base, other: model error of either run.
-        bases: the evidence of both runs.
+        base, other: model error of each run.
+        bases: evidence levels of both runs.
         metric: metric of the ratio. Cost per token has the throughput's error, unless arrivals alone determine it.
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
@@ -160,7 +160,7 @@ LOAD_WORDS = {
 
 
 def metric_words(metric: str) -> str:
-    """A summary key in words, e.g. ``p99 TTFT``."""
+    """Label of a summary key, e.g. ``p99 TTFT``."""
     if metric in METRIC_WORDS:
         return METRIC_WORDS[metric]
     statistic, name, _ = metric.split("_")
@@ -168,7 +168,7 @@ def metric_words(metric: str) -> str:
 
 
 def metric_with_unit(metric: str) -> str:
-    """A summary key in words with its unit, e.g. ``p99 TTFT (ms)``."""
+    """Label of a summary key with its unit, e.g. ``p99 TTFT (ms)``."""
     units = {"output_throughput": " (tok/s)", **dict.fromkeys(RATES[:2], " (req/s)"), COSTS[0]: " ($/Mtok)"}
     return metric_words(metric) + units.get(metric, " (ms)" if metric.endswith("_ms") else "")
 
@@ -179,11 +179,11 @@ def load_of(settings: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def load_words(path: str, value: float | None, unit: str = "req/s") -> str:
-    """A load in words, e.g. ``41 req/s``; ``unit`` is that of a rate."""
+    """Text of a load, e.g. ``41 req/s``; ``unit`` is the unit of a rate."""
     shown = "?" if value is None else number(value, 3)
     return LOAD_WORDS.get(path, path.rsplit(".", 1)[-1] + " {}").format(shown, unit=unit)
 
 
 def times(ratio: float) -> str:
-    """A speedup in words, e.g. ``1.32x``; fine enough that a small effect shows."""
+    """Text of a speedup, e.g. ``1.32x``, with enough digits to show a small effect."""
     return f"{ratio:.3f}x" if abs(ratio - 1.0) < 0.05 else f"{ratio:.2f}x"

@@ -1,4 +1,4 @@
-"""Single runs that studies are made of: executed by worker processes, each once."""
+"""Single runs of studies, each executed once by worker processes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class SeededRun(NamedTuple):
     seed: int
     factors: tuple[tuple[str, float], ...] = ()
     intervals: bool = False
-    """True if the run also estimates the error of its model."""
+    """True if the run also estimates its model error."""
     need: Need = "document"
-    """Part of the run's document that is read. Runs that differ only in this part count as the same."""
+    """Part of the run's document that the study reads. Runs that differ only in this field count as the same run."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Cache key of everything that the result depends on; the seed counts only where something is random."""
+        """Cache key of everything that the result depends on; the seed is included only if the run is random."""
         seed = self.seed if self.intervals or self.scenario.random else None
         return (
             json.dumps(self.scenario.model_dump(mode="json", exclude_none=True), sort_keys=True),
@@ -47,7 +47,7 @@ class SeededRun(NamedTuple):
 
 
 def needed_for(metric: str) -> Need:
-    """Part of the runs that a comparison by one metric needs."""
+    """Part of the runs' documents that a comparison by one metric needs."""
     return "document" if metric in COSTS else "summary"
 
 
@@ -75,7 +75,7 @@ class RunPool:
         raise kind(f"{name}: {error}")
 
     def documents_if_any(self, runs: Sequence[SeededRun]) -> list[Document | None]:
-        """The document of each run, in order; None if a run fails, as one at the end of a range may."""
+        """Document of each run, in order; None for a failed run, as may occur at the end of a range."""
         keys = [run.key for run in runs]
         wanted: dict[Any, SeededRun] = {}
         for key, run in zip(keys, runs, strict=True):
@@ -118,7 +118,7 @@ def run_document_of(
 
 
 def nested_value(data: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of plain data; None if there is none."""
+    """Value at a dotted path of plain data; None if the path does not exist."""
     here: Any = data
     for name in path.split("."):
         if not isinstance(here, Mapping) or name not in here:

@@ -1,4 +1,4 @@
-"""Study files and ``--vary``: a scenario, the fields to vary, named variants, and which points that makes."""
+"""Study files and ``--vary``: a scenario, the fields to vary, named variants, and the resulting points."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ STUDY_KEYS = ("scenario", "vary", "variants", "metric")
 VARIANT_KEYS = ("name", "set")
 RANGE_KEYS = ("low", "high", "log")
 FEW_VALUES = 2
-"""Largest number of values in a section that a name lists in full."""
+"""Maximum number of values in a section that a name lists in full."""
 Settings = Mapping[str, Any]
 """Values by dotted scenario path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``low`` to ``high``: whole where both ends are, evenly spread in logarithms if ``log``."""
+    """Range of numbers from ``low`` to ``high``: integers if both ends are integers, log-uniform if ``log``."""
 
     low: float
     high: float
@@ -55,7 +55,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """True if only whole numbers are meant."""
+        """True if the range contains only integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -77,36 +77,36 @@ class StudyFile:
     """A scenario, the fields to vary and named variants of it."""
 
     place: str
-    """For error messages: the file's name."""
+    """Name of the file, for error messages."""
     scenario: Scenario
     vary: Mapping[str, Values]
     variants: tuple[Variant, ...]
     folder: Path | None = None
-    """Folder in which relative file names in settings are looked up first."""
+    """First folder in which relative file names in settings are looked up."""
     metric: str | None = None
     """Metric by which ``compare`` ranks variants; None if the file sets none."""
     notes: tuple[str, ...] = ()
     """Notes on defaults used where the file sets no value."""
 
     def with_settings(self, settings: Settings) -> Scenario:
-        """The scenario with values set by dotted path.
+        """Copy of the scenario with values set by dotted path.
 
         Raises:
-            ForerunError: a path or a value that the scenario does not have.
+            ForerunError: a path that does not exist, or an invalid value.
         """
         return apply_settings(self.scenario, settings, self.place, self.folder)
 
 
 def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = ()) -> StudyFile:
-    """The study in a file: a plain scenario, or a mapping with ``scenario`` and ``vary`` or ``variants``.
+    """Load a study from a file: a plain scenario, or a mapping with ``scenario`` and ``vary`` or ``variants``.
 
     Args:
-        path: YAML or JSON. ``scenario`` in it is a path relative to the file or a scenario itself.
+        path: YAML or JSON. its ``scenario`` is a path relative to the file, or an inline scenario.
         overrides: ``PATH=VALUE`` texts applied to the scenario before anything varies.
         vary: ``PATH=V1,V2,...`` texts; they replace the file's values of the same path.
 
     Raises:
-        ForerunError: one line naming the file, the field and what would be right.
+        ForerunError: one line that names the file, the field and a valid value.
     """
     file = Path(path)
     data = read_mapping(file)
@@ -128,7 +128,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
 def load_study_and_logs(
     path: str | Path, logs: Sequence[str | Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
 ) -> StudyFile:
-    """The study in a file, with the acceptance that engine logs counted where its speculation states none."""
+    """Load a study from a file; engine logs supply the acceptance if its speculation section has none."""
     try:
         return load_study(path, overrides, vary)
     except ForerunError as problem:
@@ -138,7 +138,8 @@ def load_study_and_logs(
 
 
 def _acceptance_of(logs: Sequence[str | Path]) -> str:
-    """Acceptance section of engine logs: the first with rates per position, else the acceptance length of all."""
+    """Acceptance section from engine logs: the first with rates per position, else the acceptance length of all
+    logs."""
     for file in logs:
         with suppress(ForerunError):
             if read_acceptance(file).per_position is not None:
@@ -157,7 +158,7 @@ LOG_DEFAULTS: Mapping[str, Any] = {"model": "llama-3.1-8b", "hardware": {"chip":
 def study_of_log(
     path: str | Path, overrides: Sequence[str] = (), vary: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> StudyFile:
-    """A study of a request log alone: its arrivals and lengths, served by ``LOG_DEFAULTS`` except the overrides."""
+    """Study of a request log: its arrivals and lengths, with ``LOG_DEFAULTS`` and the overrides as scenario."""
     workload = {"trace": str(path)} | ({"columns": dict(columns)} if columns else {})
     scenario = scenario_in({**deepcopy(dict(LOG_DEFAULTS)), "workload": workload}, Path(), str(path), overrides)
     varied = parse_vary(vary)
@@ -170,11 +171,11 @@ def study_of_log(
 
 
 Source = ScenarioSource | StudyFile
-"""A scenario (also as a dict), a study, or the file of either."""
+"""A scenario (or its dict), a study, or the file of a scenario or study."""
 
 
 def study_of(source: Source, vary: Mapping[str, Sequence[Any] | Range] | None = None) -> StudyFile:
-    """Build a study from a scenario, a study or a file of either."""
+    """Build a study from a scenario, a study, or the file of a scenario or study."""
     if isinstance(source, str | Path):
         source = load_study(source)
     study = source if isinstance(source, StudyFile) else StudyFile("scenario", as_scenario(source), {}, ())
@@ -199,9 +200,9 @@ def parse_pairs(text: str, name: str, example: str, value: str = "VALUE") -> dic
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
-    """``--vary`` options as values by path.
+    """Parse ``--vary`` options into values by path.
 
-    ``PATH=V1,V2,...`` lists YAML values; ``PATH=LOW..HIGH`` is a range, ``PATH=LOW..HIGH:log`` one in logarithms.
+    ``PATH=V1,V2,...`` lists YAML values; ``PATH=LOW..HIGH`` is a range, ``PATH=LOW..HIGH:log`` a logarithmic range.
     """
     axes: dict[str, Values] = {}
     for text in texts:
@@ -216,7 +217,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, Values]:
 
 
 def checked_values(values: Any, place: str) -> tuple[Any, ...]:
-    """A list of values to vary over, each once."""
+    """Check a list of values to vary and remove duplicates."""
     if not isinstance(values, list | tuple):
         raise ForerunError(f"{place}: give a list of values, or a range with low and high (got {values!r:.40})")
     if not values:
@@ -228,7 +229,7 @@ def checked_values(values: Any, place: str) -> tuple[Any, ...]:
 
 
 def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: Path | None = None) -> Scenario:
-    """``scenario`` with values set by dotted path; file names are relative to ``folder`` or the working folder."""
+    """Copy of ``scenario`` with values by dotted path; file names are relative to ``folder`` or the working folder."""
     if not settings:
         return scenario
     data = with_settings(scenario.model_dump(exclude_unset=True), settings, place + ":")
@@ -243,12 +244,12 @@ def apply_settings(scenario: Scenario, settings: Settings, place: str, folder: P
 
 
 def field_words(path: str) -> str:
-    """The last part of a dotted path in words, e.g. ``max num seqs``, as a column heading."""
+    """Column heading from the last part of a dotted path, e.g. ``max num seqs``."""
     return short_names([path])[0].replace("_", " ")
 
 
 def settings_name(settings: Settings) -> str:
-    """A short name: values by the last word of their path, e.g. ``tensor_parallel=2 method=none``."""
+    """Short name of settings: values by the last word of their path, e.g. ``tensor_parallel=2 method=none``."""
     if not settings:
         return "as given"
     flat = dict(_flat(settings))
@@ -256,14 +257,14 @@ def settings_name(settings: Settings) -> str:
 
 
 def short_names(paths: Iterable[str]) -> list[str]:
-    """The last words of dotted paths; whole paths where two have the same last word."""
+    """Last words of dotted paths; whole paths if two paths have the same last word."""
     words = {path: path.rsplit(".", 1)[-1] for path in paths}
     last = list(words.values())
     return [path if last.count(word) > 1 else word for path, word in words.items()]
 
 
 def _flat(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Settings with sections of a few plain values spelled out: ``prices={usd_per_chip_hour: 2.6}`` is a price."""
+    """Settings with sections of a few plain values flattened, such as ``prices={usd_per_chip_hour: 2.6}``."""
     for path, value in settings.items():
         plain = isinstance(value, Mapping) and all(not isinstance(inner, Mapping | list) for inner in value.values())
         if plain and 0 < len(value) <= FEW_VALUES:
@@ -273,17 +274,17 @@ def _flat(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML that reads well."""
+    """Plain data as readable YAML."""
     return yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)
 
 
 def scenario_file(document: Mapping[str, Any]) -> dict[str, str]:
-    """The file that a study of one scenario saves, and that the command which repeats it reads."""
+    """Scenario file (text by file name) that a study saves, and that its repeat command reads."""
     return {"study.yaml": yaml_text({"scenario": document["scenario"]})}
 
 
 def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
-    """A study file that runs the given variants again."""
+    """Text of a study file that runs the given variants again."""
     base = variants[0]["scenario"]
     listed = []
     for variant in variants:
@@ -295,7 +296,7 @@ def study_text(variants: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sweep_file_text(scenario: Mapping[str, Any], points: Sequence[Settings]) -> str:
-    """A study file that runs the given points again: each a variant of the scenario."""
+    """Text of a study file that runs the given points again, each as a variant of the scenario."""
     listed = [{"name": settings_name(point), "set": dict(point)} for point in points]
     return yaml_text({"scenario": dict(scenario), "variants": listed})
 
@@ -339,7 +340,7 @@ def _file_vary(data: Any, file: Path) -> dict[str, Values]:
 
 
 def range_of(values: Mapping[str, Any], place: str) -> Range:
-    """A range from ``{low: ..., high: ..., log: ...}``."""
+    """Parse a range from ``{low: ..., high: ..., log: ...}``."""
     for key in values:
         if key not in RANGE_KEYS:
             raise ForerunError(f"{place}.{key}: unknown field{did_you_mean(str(key), RANGE_KEYS)} (low, high, log)")
@@ -392,11 +393,11 @@ def _variants(specs: Sequence[Any], study: StudyFile) -> tuple[Variant, ...]:
 
 
 MOST_ON_AXIS = 4_194_304
-"""Largest batch or context that is accepted."""
+"""Maximum accepted batch or context."""
 
 
 def axis_values(values: Sequence[int | str], axis: str) -> tuple[int, ...]:
-    """Ascending values of an axis: whole numbers, or texts such as ``8``, ``1,8,64``, or ``1..64`` doubling from 1."""
+    """Ascending values of an axis, from integers or texts such as ``8``, ``1,8,64``, or ``1..64`` (doubling)."""
     sizes: set[int] = set()
     for part in (part.strip() for value in values for part in str(value).split(",")):
         ends = [end.strip() for end in part.split("..", 1)]
@@ -422,7 +423,7 @@ LARGEST = 1_000_000
 def design_points(
     vary: Mapping[str, Values], design: Design = "grid", samples: int | None = None, seed: int = 0
 ) -> list[Json]:
-    """The settings of every point; the first path varies slowest in a grid."""
+    """Settings of every point of a design; the first path varies slowest in a grid."""
     if design not in DESIGNS:
         raise ArgumentError("design", f"{design}: one of {', '.join(DESIGNS)}")
     if design == "grid":
@@ -446,7 +447,7 @@ def design_points(
 
 
 def at(values: Values, share: float) -> Any:
-    """The value at position ``share`` in [0, 1) of a list or a range."""
+    """Value at position ``share`` in [0, 1) of a list or a range."""
     if not isinstance(values, Range):
         return values[min(floor(share * len(values)), len(values) - 1)]
     low, high = values.low, values.high
@@ -461,7 +462,7 @@ def at(values: Values, share: float) -> Any:
 
 
 def unique_points(points: Sequence[Settings]) -> list[Settings]:
-    """Points in order without repetitions (draws of whole numbers or from lists may repeat)."""
+    """Points in order without duplicates (draws of integers or from lists may repeat)."""
     kept: dict[str, Settings] = {}
     for point in points:
         kept.setdefault(repr(sorted(point.items())), point)

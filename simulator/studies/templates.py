@@ -1,4 +1,4 @@
-"""The renderer of ``artefacts.yaml``: commands and files with fields of a scenario in them."""
+"""Renderer of the templates in ``artefacts.yaml``: commands and files that contain fields of a scenario."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIELD = re.compile(r"\$(?:\{(\w+)\}|([a-z_]+(?:\.[a-z_]+)*))")
 
 
 def templates() -> Json:
-    """The templates by name."""
+    """Templates by name."""
     return packaged("simulator.studies", "artefacts.yaml")
 
 
 def command_words(name: str, scenario: Scenario, values: Mapping[str, Any]) -> list[str]:
-    """The words of a command; a line of its template that lacks a value is left out."""
+    """Words of a command; lines of its template without a value are omitted."""
     words: list[str] = []
     for entry in templates()[name]:
         line, field, default = entry if isinstance(entry, list) else (entry, None, None)
@@ -35,7 +35,7 @@ def command_words(name: str, scenario: Scenario, values: Mapping[str, Any]) -> l
 
 
 def render(template: Any, scenario: Scenario, values: Mapping[str, Any]) -> Any:
-    """A template with ``values``, and otherwise fields of the scenario, by dotted path, in place of ``$name``."""
+    """Render a template: ``$name`` is replaced by ``values``, else by the scenario's field with that dotted path."""
     if isinstance(template, dict):
         parts = {key: render(part, scenario, values) for key, part in template.items()}
         return {key: part for key, part in parts.items() if part is not None}

@@ -52,23 +52,23 @@ def compare(
     cancels in the difference of two variants.
 
     Args:
-        scenarios: a scenario or study (or its file) of which fields vary; or a list of scenarios, or scenarios by
-            name, the baseline first.
+        scenarios: a scenario or study (or its file) whose fields vary; or a list of scenarios, or scenarios by name,
+            the baseline first.
         vary: values by dotted path, such as ``{"speculation.method": ["none", "eagle3"]}``; each combination is a
             variant.
-        seed: the first seed; every variant gets the same ones.
+        seed: the first seed; every variant gets the same seeds.
         replications: pairs of runs, with seeds ``seed``, ``seed + 1``, ...
-        metric: what conclusion, crossover and sensitivity judge by; default: the study's, else output throughput where
-            the load is closed or comes at once, and mean end-to-end latency otherwise.
+        metric: metric of conclusion, crossover and sensitivity; default: the study's metric, else output throughput for
+            closed loops and bursts, and mean end-to-end latency otherwise.
         crossover: ``auto`` (along the load), ``none``, ``PATH`` (a grid around the scenario's value), or
             ``PATH=V1,V2,...`` / ``PATH=LOW..HIGH``.
         sensitivity: try every assumed parameter at both ends of its range.
-        interval: put the model's own error into the intervals, and say how likely each variant is the better one.
+        interval: include the model error in the intervals, and report the probability that a variant is better.
         jobs: processes; default: one per core. Results do not depend on it.
         progress: called with (runs done, runs started so far).
 
     Raises:
-        ForerunError: nothing varies, or a variant cannot be run; its name stands in front.
+        ForerunError: nothing varies, or a variant cannot be run; the message begins with its name.
     """
     from simulator.studies.compare import comparison
 

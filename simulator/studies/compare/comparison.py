@@ -74,12 +74,12 @@ AUTOMATIC, NONE = "auto", "none"
 
 
 def variants_of(study: StudyFile) -> list[Variant]:
-    """The variants of a study, baseline first: all combinations of ``vary``, or the named ones.
+    """Variants of a study, baseline first: all combinations of ``vary``, or the named variants.
 
     A single variant is compared with the given scenario.
 
     Raises:
-        ForerunError: nothing varies, or a value that the scenario does not take.
+        ForerunError: nothing varies, or a value is invalid in the scenario.
     """
     variants = list(study.variants)
     if study.vary:
@@ -114,10 +114,10 @@ def bases_of(variants: Sequence[Variant]) -> dict[str, str]:
 def variants_from_files(
     files: Sequence[Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
 ) -> list[Variant]:
-    """The variants that the command line names: one study or scenario file, or several scenario files.
+    """Variants from the command line's files: one study or scenario file, or several scenario files.
 
     Raises:
-        ForerunError: a file is wrong, or ``vary`` with several files.
+        ForerunError: a file is invalid, or ``vary`` is given with several files.
     """
     if len(files) == 1:
         return variants_of(load_study(files[0], overrides, vary))
@@ -141,7 +141,7 @@ def compare_variants(
     jobs: int | None,
     progress: ProgressCall | None,
 ) -> CompareResult:
-    """The comparison of ``variants``, the baseline first; see ``compare``."""
+    """Compare ``variants``, baseline first; see ``compare``."""
     named = crossover.partition("=")[0]
     served = _served_loads(variants, automatic_path(variants) if named in (AUTOMATIC, NONE) else named)
     path, values, fixed_note = _crossover_plan(variants, crossover, served)
@@ -229,7 +229,7 @@ def chosen_variants(
     vary: Mapping[str, Sequence[Any]] | None,
     metric: str | None,
 ) -> tuple[list[Variant], str | None]:
-    """The variants of a call, baseline first, and the metric to judge by, if one is given."""
+    """Variants from the arguments of ``compare``, baseline first, and the metric if one is given."""
     several: list[Variant] = []
     if isinstance(scenarios, list | tuple):
         several = [
@@ -253,8 +253,8 @@ def chosen_variants(
 def _base_documents(
     variants: Sequence[Variant], seeds: Sequence[int], pool: RunPool, interval: bool
 ) -> tuple[dict[str, list[Json]], list[str]]:
-    """Runs of every variant on the seeds that all of them finished, and notes on dropped seeds. The first run of each
-    also computes its model's error, if requested."""
+    """Runs of every variant on the seeds that all variants finished, and notes on dropped seeds. The first run of each
+    variant also estimates the model error if ``interval``."""
     documents: dict[str, list[Json]] = {variant.name: [] for variant in variants}
     runs = {variant.name: with_seeds(variant.scenario, seeds, "document") for variant in variants}
     for variant in variants if interval else ():
@@ -287,7 +287,7 @@ def _with_model_error(
     documents: Mapping[str, Sequence[Json]],
     ratios: Mapping[str, dict[str, Ratio | None]],
 ) -> dict[str, dict[str, Ratio | None]]:
-    """Ratios with the error of the model in their intervals, for variants that know it."""
+    """Ratios whose intervals include the model error, for variants with a known model error."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
     evidence = {name: weakest(run["basis"] for run in runs) for name, runs in documents.items()}
     return {
@@ -309,7 +309,7 @@ def _model_ranges(
     measured: Mapping[str, Sequence[Json]],
     ratios: Mapping[str, dict[str, Ratio | None]],
 ) -> dict[str, dict[str, Ratio | None]]:
-    """Ratios of variants under attention-level speculation, their intervals widened to the range of its assumed costs.
+    """Ratios of variants with attention-level speculation, with intervals widened to the range of assumed costs.
 
     Such runs are often deterministic: a pure sampling interval would have zero width.
     """
@@ -411,7 +411,7 @@ def _notes(combined: dict[str, Json], runs: int, fixed: str | None, variants: Se
 
 
 def _one_of_each(notes: Sequence[str]) -> list[str]:
-    """The first note of every kind; notes of several replications differ only in their numbers."""
+    """First note of every kind; notes of several replications differ only in their numbers."""
     kinds: dict[str, str] = {}
     for note in notes:
         kinds.setdefault(re.sub(r"\d[\d,.]*", "0", note), note)

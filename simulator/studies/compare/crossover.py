@@ -1,4 +1,4 @@
-"""Crossovers: the speedup over a grid of loads, and the loads at which it passes 1."""
+"""Crossovers: speedups over a grid of loads, and the loads at which a speedup crosses 1."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_CONCURRENCY = "workload.arrivals.max_concurrency"
 RATE_SCALE = "workload.arrivals.rate_scale"
 LOAD_FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SERVED_SHARES = (0.03125, 0.125, 0.25, 0.5, 0.75, 0.97)
-"""Loads that are tried, as shares of the highest that can be served."""
+"""Loads to try, as shares of the highest load that can be served."""
 SIDE_RUNS = 3
-"""Seeds per point of crossover and sensitivity: pairing leaves little to average out."""
+"""Number of seeds per point of crossover and sensitivity; few suffice, because paired runs have little noise."""
 RANGE_POINTS = 7
 REFINEMENTS = 4
-"""Halvings of the interval around a crossing."""
+"""Number of bisections of the interval around a crossing."""
 MATERIAL = 1e-3
-"""Differences below a tenth of a percent do not make a variant better or worse."""
+"""Minimum relative difference at which a variant counts as better or worse."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CurvePoint(Ratio):
 
 @dataclass(frozen=True)
 class Crossing(DocumentPart):
-    """Load at which a speedup passes 1, with the ends of its interval; None if an end is beyond the loads tried."""
+    """Load at which a speedup crosses 1, with the ends of its interval. An end beyond the tried loads is None."""
 
     variant: str
     value: float
@@ -52,7 +52,7 @@ class Crossing(DocumentPart):
 
 
 class ServedLoads(NamedTuple):
-    """Highest loads that the baseline and a variant can serve in the long run; infinite if not known."""
+    """Highest loads that the baseline and a variant can serve in the long run; infinite if unknown."""
 
     base: float
     variant: float
@@ -68,7 +68,7 @@ class LoadCurve:
 
 
 def load_path(scenario: Scenario) -> str | None:
-    """The field that sets the load of a scenario; None where arrivals come all at once."""
+    """Dotted path of the field that sets the load of a scenario; None for bursts."""
     arrivals = scenario.workload.arrivals
     if arrivals is None or arrivals.process == "trace":
         return RATE_SCALE
@@ -78,7 +78,7 @@ def load_path(scenario: Scenario) -> str | None:
 
 
 def scenario_load(scenario: Scenario, path: str) -> float | None:
-    """The value at a load path."""
+    """Value of a scenario's load field."""
     if path == RATE_SCALE:
         return scenario.workload.arrivals.rate_scale if scenario.workload.arrivals is not None else 1.0
     if scenario.workload.arrivals is None:
@@ -88,8 +88,8 @@ def scenario_load(scenario: Scenario, path: str) -> float | None:
 
 
 def served_load(scenario: Scenario, path: str) -> float | None:
-    """The value at a load path that the scenario's replicas can serve in the long run; None if no rate is offered,
-    or no steady state is known."""
+    """Value of the load field that the scenario's replicas can serve in the long run; None if the field is no rate, or
+    the steady state is unknown."""
     if path not in (REQUEST_RATE, RATE_SCALE):
         return None
     from simulator.studies.steady_state.estimate import max_request_rate
@@ -107,7 +107,7 @@ def served_load(scenario: Scenario, path: str) -> float | None:
 
 
 def automatic_path(variants: Sequence[Variant]) -> str | None:
-    """The load field that all variants have in common and at the same value; None if there is none."""
+    """Load field that all variants share with the same value; None if there is no such field."""
     paths = {load_path(variant.scenario) for variant in variants}
     path = paths.pop() if len(paths) == 1 else None
     if path is None or len({scenario_load(variant.scenario, path) for variant in variants}) > 1:
@@ -141,9 +141,9 @@ def grid_values(values: Values | None, base: float | None, whole: bool, place: s
 
 
 def served_grid(base: float | None, served: Mapping[str, float | None]) -> list[float] | None:
-    """Loads to try within the highest that a variant serves, ascending; None if that is not known of all.
+    """Loads to try, ascending, up to the highest load that a variant serves; None if it is unknown for any variant.
 
-    The highest load of each variant is tried too: beyond it the variant is worse than one that serves more.
+    The highest load of each variant is included: beyond it, the variant is worse than variants that serve more.
     """
     known = [most for most in served.values() if most is not None]
     if not known or len(known) < len(served):
@@ -165,9 +165,9 @@ def load_curves(
 ) -> list[LoadCurve]:
     """Speedups of every variant over the first at each value of ``path``, refined around crossings.
 
-    Every run is long enough to show a steady state, whatever the scenario's number of requests. Values at which a run
-    fails are left out; so are loads beyond the first at which no variant keeps up, unless ``all_values`` are requested,
-    and crossings at loads that neither variant of a pair can serve: by their runs, and by ``served``, by variant.
+    Every run is long enough to show a steady state, whatever the scenario's number of requests. Omitted are: values at
+    which a run fails; loads beyond the first at which no variant keeps up, unless ``all_values``; and crossings at
+    loads that neither variant of a pair can serve, according to their runs and to ``served`` (by variant).
     """
     rates = path in (REQUEST_RATE, RATE_SCALE)
     whole = all(value == round(value) for value in values) and not rates
@@ -200,7 +200,7 @@ def load_curves(
 
 
 def at_value(scenario: Scenario, path: str, value: float) -> Scenario:
-    """The scenario at one value of the load path; unchanged if it lacks the section of that field."""
+    """Copy of the scenario with one value of the load field; unchanged if it lacks the section of that field."""
     if lacks_section(scenario, path) or (path == RATE_SCALE and value == scenario_load(scenario, path)):
         return scenario
     load = value
@@ -218,10 +218,10 @@ def lacks_section(scenario: Scenario, path: str) -> bool:
 
 
 def crossings_of(variant: str, points: Sequence[CurvePoint], served: ServedLoads | None = None) -> tuple[Crossing, ...]:
-    """Loads at which the speedup passes 1 between two verdicts, by interpolation.
+    """Loads at which the speedup crosses 1 between two points, by interpolation.
 
-    At a load that one of the two cannot serve in the long run, the other is surely better, whatever a run measures.
-    The ends of the interval are where the ends of the speedup's own intervals pass 1.
+    At a load that one of the two variants cannot serve in the long run, the other variant is surely better, whatever a
+    run measures. Interval ends are the loads at which the ends of the speedup's intervals cross 1.
     """
     served = served or ServedLoads(inf, inf)
     decided = [(index, _decision(point.value, point, served)) for index, point in enumerate(points)]
@@ -250,7 +250,7 @@ def _decision(load: float, ratio: Ratio, served: ServedLoads) -> int:
 
 
 def _zero(section: Sequence[tuple[float, float]], direction: int) -> float:
-    """The first zero of a piecewise linear curve (in the logarithm of the load) that passes it in ``direction``."""
+    """First zero crossing in ``direction`` of a piecewise linear curve over the logarithm of the load."""
     for (x, y), (next_x, next_y) in pairwise(section):
         if y * direction <= 0 < next_y * direction:
             share = -y / (next_y - y)
@@ -293,7 +293,7 @@ class _SteadyRuns:
         return tried
 
     def served(self, pair: Sequence[Variant], points: Sequence[CurvePoint], value: float) -> bool:
-        """True if one of a pair keeps up with the highest load tried up to ``value``."""
+        """True if either variant of a pair keeps up with the highest tried load up to ``value``."""
         tried = [point.value for point in points if point.value <= value]
         return not tried or self._keeps_up(pair, tried[-1])
 
@@ -305,7 +305,7 @@ class _SteadyRuns:
     def ratios(
         self, base: Variant, others: Sequence[Variant], values: Mapping[str, Sequence[float]]
     ) -> dict[str, dict[float, Ratio | None]]:
-        """Speedups of ``others`` over ``base``, each at the loads that ``values`` has for it."""
+        """Speedups of ``others`` over ``base``, each at its loads in ``values``."""
         loads = {base.name: sorted({value for of_variant in values.values() for value in of_variant}), **values}
         places = [(variant, value) for variant in (base, *others) for value in loads[variant.name]]
         runs = [with_seeds(self._at(variant, value), self._seeds, self._need) for variant, value in places]
@@ -324,7 +324,7 @@ class _SteadyRuns:
         return needed_for(self._metric)
 
     def _at(self, variant: Variant, value: float) -> Scenario:
-        """A variant at a load, over as many requests as the variant that needs the most."""
+        """Scenario of a variant at a load, with the largest number of requests that any variant needs."""
         if (variant.name, value) not in self._loads:
             loaded = [at_value(one.scenario, self._path, value) for one in self._variants]
             requests = [steady for one in loaded if (steady := _steady_requests(one)) is not None]
@@ -335,8 +335,8 @@ class _SteadyRuns:
 
 
 def _steady_requests(scenario: Scenario) -> int | None:
-    """Requests of a run that shows the steady state of a scenario; None if a trace, a profile or a burst says how
-    many there are."""
+    """Number of requests of a run that shows the steady state of a scenario; None if a trace, a profile or a burst
+    determines it."""
     arrivals = scenario.workload.arrivals
     if arrivals is None or arrivals.profile is not None or scenario.workload.trace is not None:
         return None
@@ -346,7 +346,7 @@ def _steady_requests(scenario: Scenario) -> int | None:
 
 
 def nearest_crossing(crossings: Iterable[Crossing], base: float | None) -> Crossing | None:
-    """The crossing nearest to the scenario's own load."""
+    """Crossing nearest to the scenario's own load ``base``; None without crossings."""
 
     def distance(crossing: Crossing) -> float:
         if base is None:

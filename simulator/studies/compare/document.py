@@ -24,12 +24,12 @@ SAMPLING, MODELLED, ASSUMED = "sampling", "model error and sampling", "assumed c
 """Sources of error that the interval of a ratio may cover."""
 TORNADO_ROWS = 8
 NO_EFFECT = 0.005
-"""Change of a speedup over the range of an assumed parameter that counts as none."""
+"""Change of a speedup over the range of an assumed parameter up to which the parameter has no effect."""
 SAME_RATIO = 0.005
-"""Difference of a ratio from 1 that counts as none."""
+"""Maximum difference of a ratio from 1 that counts as equal."""
 GOODPUT = "request_goodput"
 SAME_GOODPUT = 0.005
-"""Difference of the share of good requests up to which variants are judged by another metric."""
+"""Maximum difference in the share of good requests at which variants are compared by another metric than goodput."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class ComparedVariant(DocumentPart):
 
     name: str
     set: Json
-    """Scenario values in which the variant differs, by dotted path."""
+    """Scenario values that the variant sets, by dotted path."""
     baseline: str
     """Name of the variant that this one is compared with."""
     speedup: dict[str, Ratio | None]
-    """Ratio over the baseline, by metric."""
+    """Speedup over the baseline, by metric."""
     interval_of: str
     ideal: bool
     """True if the variant is an ideal bound that no real system reaches."""
     summary: Json
-    """Figures of its runs, keyed as vLLM's benchmark."""
+    """Metrics of the variant's runs, keyed as in vLLM's benchmark."""
     intervals: Json | None
     slo: Json | None
     bottleneck: dict[str, float]
@@ -58,12 +58,12 @@ class ComparedVariant(DocumentPart):
     scenario: Json
 
     def value(self, metric: str) -> Any:
-        """A compared metric; None if its runs do not measure it."""
+        """Value of a compared metric; None if the variant's runs do not measure it."""
         return getattr(self, metric) if metric in COSTS else self.summary.get(metric)
 
     @property
     def missed(self) -> list[str]:
-        """Limits of the SLO that the variant misses, in words."""
+        """Texts about the SLO limits that the variant misses."""
         limits = (self.slo or {}).get("limits", {})
         return [
             f"{latency_words(key, limit['value'])} (limit {number(limit['limit'])})"
@@ -74,7 +74,7 @@ class ComparedVariant(DocumentPart):
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover(DocumentPart):
-    """Crossover loads: the nearest to the scenario's load, and all others."""
+    """Crossover loads: the one nearest to the scenario's load, and all crossings."""
 
     path: str
     metric: str
@@ -116,25 +116,25 @@ class CompareDocument(StudyDocument):
     crossover: Crossover | None
     load_curves: LoadCurves | None
     served_load: Json | None
-    """``path``, its ``requested`` value, and by variant the highest that can be served in the long run."""
+    """Load field ``path``, its ``requested`` value, and the highest value that each variant can serve."""
     sensitivity: list[Swing]
     replications: int
 
     @property
     def compared(self) -> list[ComparedVariant]:
-        """Variants that are compared with another."""
+        """Variants that are compared with a baseline (all except baselines)."""
         return [variant for variant in self.variants if variant.name != variant.baseline]
 
     @property
     def contenders(self) -> list[tuple[ComparedVariant, Ratio]]:
-        """Variants that measure the metric that decides, with their speedup in it, the highest first."""
+        """Variants that measure the deciding metric, with their speedup in it, highest first."""
         rows = [(one, ratio) for one in self.compared if (ratio := one.speedup[self.metric]) is not None]
         rows = [row for row in rows if not row[0].ideal] or rows  # what nothing can reach wins no comparison
         return sorted(rows, key=lambda row: -row[1].ratio)
 
     @property
     def unit(self) -> str:
-        """Unit of its rates."""
+        """Unit of the request rates in the document."""
         return rate_unit(self.scenario["workload"])
 
     def points(self, variant: str) -> list[CurvePoint]:
@@ -143,12 +143,12 @@ class CompareDocument(StudyDocument):
         return next((curve.points for curve in curves if curve.variant == variant), [])
 
     def most(self, variant: str) -> float | None:
-        """Highest load that a variant can serve in the long run; None if it is not known."""
+        """Highest load that a variant can serve in the long run; None if unknown."""
         return (self.served_load or {}).get(variant)
 
 
 def compare_sentence(data: CompareDocument) -> str:
-    """The verdict on the baseline, the crossover, and whether an assumption could turn it over."""
+    """Conclusion: verdict on the baseline, crossover, and assumptions that could reverse the verdict."""
     what, base, rows = metric_words(data.metric), data.baseline, data.contenders
     if not rows:
         return f"No variant measures {what}, so none can be compared with {base}."
@@ -183,7 +183,7 @@ def compare_sentence(data: CompareDocument) -> str:
 
 
 def _by_load_sentence(data: CompareDocument) -> str:
-    """The best variant at every load, over the first one at that load."""
+    """Sentence with the best variant at every load, relative to the first variant at that load."""
     parts, decided = [], []
     for base in dict.fromkeys(variant.baseline for variant in data.variants):
         best, ratio = next((row for row in data.contenders if row[0].baseline == base), (None, None))
@@ -198,7 +198,7 @@ def _by_load_sentence(data: CompareDocument) -> str:
 
 
 def _overload_words(data: CompareDocument) -> str:
-    """Variants that cannot serve the load that the scenario requests."""
+    """Clause about variants that cannot serve the scenario's load."""
     if data.served_load is None or data.served_load["requested"] is None:
         return ""
     path, load = data.served_load["path"], data.served_load["requested"]
@@ -250,7 +250,7 @@ def _crossover_words(data: CompareDocument, best: str) -> str:
 
 
 def _everywhere_words(data: CompareDocument, best: str) -> str:
-    """Clause on a variant that pays at every load tried that can be served. Empty if it does not, or none was tried."""
+    """Clause about a variant that pays at every tried load that can be served; empty if it does not."""
     pair = [data.most(name) for name in (best, data.baseline)]
     if data.load_curves is None or data.served_load is None or None in pair:
         return ""
@@ -272,7 +272,7 @@ def _sensitivity_words(data: CompareDocument, best: str, side: int) -> str:
 
 
 def _host_words(data: CompareDocument) -> str:
-    """Host work's share of the time of the best variant that drafts; empty if it is small."""
+    """Clause about the share of host work in the time of the best drafting variant; empty if it is small."""
     drafting = [
         row for row, _ in data.contenders if (row.scenario.get("speculation") or {}).get("method", "none") != "none"
     ]
@@ -299,15 +299,15 @@ def _interval(ratio: Ratio, what: str) -> str:
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
          "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "spec_decode_acceptance_length")  # fmt: skip
-"""Metrics in tables; all others are only in the JSON and the data frame."""
+"""Metrics shown in tables; further metrics are only in the JSON and the data frame."""
 BRIEF = ("output_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 """Metrics whose speedups a terminal shows without ``--full``."""
 FAR = 100.0
-"""Ratio beyond which an interval's end is shown only as a bound (``>100``)."""
+"""Ratio above which an interval's end is shown as a bound (``>100``)."""
 
 
 class CompareResult(StudyResult[CompareDocument]):
-    """Variants compared on common random numbers.
+    """Result of ``compare``: variants compared on common random numbers.
 
     Its data frame has a row for each variant and metric: ``variant``, ``metric``, ``value``, ``speedup``, ``low``,
     ``high``.
@@ -333,7 +333,7 @@ class CompareResult(StudyResult[CompareDocument]):
 
     @property
     def best(self) -> ComparedVariant:
-        """The variant with the highest speedup in the metric that decides; the baseline where none is above 1."""
+        """Variant with the highest speedup in the deciding metric; the baseline if no speedup is above 1."""
         rows = [(variant, ratio) for variant in self.data.compared if (ratio := variant.speedup[self.data.metric])]
         variant, ratio = max(rows, key=lambda row: row[1].ratio, default=(self.data.variants[0], None))
         return variant if ratio is not None and ratio.ratio > 1.0 else self.data.variants[0]
@@ -384,7 +384,7 @@ def _speedup_table(data: CompareDocument) -> Table:
 
 
 def ratio_cell(ratio: Ratio | None) -> Value:
-    """A ratio with its interval, toned where it is sure."""
+    """Cell with a ratio and its interval, coloured if the verdict is sure."""
     if ratio is None:
         return None
     text, interval, exact = f"{ratio.ratio:.3f}", "", ""
@@ -414,7 +414,7 @@ def _value_table(data: CompareDocument) -> Table:
 
 
 def _sensitivity_table(data: CompareDocument) -> Table:
-    """The widest swings of the answer over the assumed parameters."""
+    """Table of the assumed parameters with the largest effect on the answer."""
     names = [variant.name for variant in data.compared]
     rows: list[list[Value]] = []
     for row in data.sensitivity:
@@ -433,7 +433,7 @@ def _sensitivity_table(data: CompareDocument) -> Table:
 
 
 def range_words(row: Swing) -> str:
-    """The range of an assumed parameter, e.g. ``x0.5 .. x2``."""
+    """Text of the range of an assumed parameter, e.g. ``x0.5 .. x2``."""
     if row.unit == "factor":
         return f"x{row.low:g} .. x{row.high:g}"
     if row.unit == "s":
@@ -442,7 +442,7 @@ def range_words(row: Swing) -> str:
 
 
 def _curve_table(data: CompareDocument) -> Table:
-    """Speedups at every load tried for the crossover; shown if the crossover was requested."""
+    """Table of speedups at every load tried for the crossover, shown if a crossover was requested."""
     along = data.load_curves or LoadCurves(path="", metric=data.metric, requested=False, curves=[])
     by_load = [{point.value: point for point in curve.points} for curve in along.curves]
     rows = [

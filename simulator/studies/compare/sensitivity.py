@@ -34,7 +34,7 @@ class Swing(DocumentPart):
     ratios: dict[str, Ends]
     """Ratios at both ends, by variant."""
     flips: list[str]
-    """Variants whose verdict turns over at one of the ends."""
+    """Variants whose verdict is reversed at one of the ends."""
 
     def change(self, variant: str, scale: Callable[[float], float] = float) -> float:
         """Change of a variant's speedup, or of a function of it, between the ends; 0 if an end has no speedup."""
@@ -52,10 +52,10 @@ def swings(
     answers: dict[str, Ratio | None],
     pool: RunPool,
 ) -> list[Swing]:
-    """Speedups over ``bases`` at both ends of every assumed parameter that any variant uses, widest change first.
+    """Speedups over ``bases`` at both ends of every assumed parameter of any variant, widest change first.
 
-    A parameter that appears in several variants moves in all of them at once. An end at which a run fails (the model no
-    longer fits, say) has no ratio.
+    A parameter of several variants changes in all of them together. An end at which a run fails (for example, because
+    the model no longer fits) has no ratio.
     """
     by_variant = {variant.name: assumed_parameters(variant.scenario) for variant in variants}
     parameters: dict[str, AssumedParameter] = {}
@@ -91,7 +91,7 @@ def swings(
 def _moved(
     variant: Variant, parameter: AssumedParameter | None, value: float, seeds: Sequence[int], need: Need
 ) -> list[SeededRun]:
-    """Runs of a variant with a parameter at ``value``; unchanged if it does not rest on that parameter."""
+    """Runs of a variant with a parameter at ``value``; unchanged if the variant does not depend on the parameter."""
     if parameter is None:
         return with_seeds(variant.scenario, seeds, need)
     scenario, factors = parameter.applied(variant.scenario, value)

@@ -1,1 +1,1 @@
-"""Capacity plans: the cheapest layout that holds an SLO."""
+"""Capacity plans: the cheapest layout that meets an SLO."""

@@ -18,7 +18,7 @@ SOURCE = "Scenario or study file, YAML or JSON; or a log of requests."
 
 
 def _varied(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fields that a plan varies: from the call and from the study, which may be a file."""
+    """Fields that a plan varies, from the call and from the study (or its file)."""
     from simulator.running.scenario import is_log
     from simulator.studies.study_file import load_study
 
@@ -57,35 +57,35 @@ def plan(scenario: "Source", options: PlanOptions) -> "PlanResult":
     """Find the fewest chips or the cheapest layout for an SLO at a load, or each layout's highest load.
 
     Args:
-        scenario: a scenario or study, the file of either, or a log of requests by itself (see ``study_of_log``).
-        rate: requests per second to hold; default: the scenario's own arrivals.
+        scenario: a scenario or study, the file of either, or a request log (see ``study_of_log``).
+        rate: request rate to serve, per second; default: the scenario's own arrivals.
         max_rate: find the highest rate of every layout instead.
         trace: a name or file: its lengths in place of the scenario's workload and, without ``rate``, its arrivals.
-        columns: which column of the trace or log means what (see ``traces.read_requests``).
+        columns: column names of the trace or log by meaning (see ``traces.read_requests``).
         growth: factor on the rate, or on the speed of the trace.
-        slo: limits over the scenario's own, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
+        slo: limits in addition to the scenario's, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
         vary: values to search by dotted path. Searched by default: tensor parallelism 1, 2, 4, 8, token budgets of
         2,048 and 8,192, and speculation on and off.
-        seed: the first seed; every layout gets the same ones.
-        replications: runs of every layout that is near the limit.
-        requests: requests of a run; default: the scenario's, and at least a minute of arrivals.
+        seed: the first seed; every layout gets the same seeds.
+        replications: number of runs of every layout near a limit.
+        requests: number of requests per run; default: the scenario's number, and at least a minute of arrivals.
         finalists: number of layouts that meet the SLO to find.
-        max_replicas: most replicas of a layout to try.
-        spare: replicas to rent beyond the number that meets the SLO, so that as many may fail (N+1: 1).
-        headroom: find the highest rate of every finalist, and test the best with one replica less and at twice the
-        load.
+        max_replicas: maximum number of replicas of a layout to try.
+        spare: number of redundant replicas beyond those that meet the SLO, for failures (N+1: 1).
+        headroom: find the highest rate of every finalist, and test the best layout with one replica less and at twice
+        the load.
         interval: include the model error.
-        confidence: share of the runs, and probability with the model's error, with which a layout meets the SLO.
-        power_budget_w: watts that the boards of a rack or site may draw together: with ``max_rate``, every layout gets
-        as many replicas as these watts supply; its rate is one replica's rate times their number.
-        carbon: grams of CO2 per kWh, or a CSV file of them over the day (columns ``hour``, ``g_per_kwh``).
-        emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
+        confidence: minimum share of runs that meet the SLO, and minimum probability with the model error.
+        power_budget_w: total watts for the boards of a rack or site: with ``max_rate``, every layout gets as many
+        replicas as this power supplies; its rate is one replica's rate times their number.
+        carbon: grams of CO2 per kWh, or a CSV file of values over the day (columns ``hour``, ``g_per_kwh``).
+        emit: artefact of the best layout to add to the document as ``artefact``; names as in ``forerun plan --emit``.
         jobs: processes; default: one per core. Results do not depend on it.
-        progress: called with (candidates done, candidates in sight).
+        progress: called with (candidates done, candidates known so far).
 
     Raises:
-        ForerunError: arguments contradict each other, or what the scenario itself has wrong. Layouts that cannot be run
-        are not an error: they are listed with the reason.
+        ForerunError: arguments contradict each other, or the scenario itself is invalid. Layouts that cannot be run are
+        not an error: they are listed with the reason.
     """
     from simulator.running.scenario import is_log
     from simulator.studies.plan import document as documents

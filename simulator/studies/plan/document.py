@@ -38,14 +38,14 @@ from simulator.studies.study_file import StudyFile, yaml_text
 from simulator.workload.workload_config import ARRIVING, rate_unit
 
 SURE = 0.95
-"""Share of the runs that agree from which a verdict is called sure."""
+"""Minimum share of agreeing runs at which a verdict is called sure."""
 J_PER_KWH = 3.6e6
 BINDS = 0.9
-"""The figure nearest to its limit binds if it has reached this share of that limit."""
+"""Share of a limit above which the metric nearest to its limit is called binding."""
 
 
 def plan_result(plan: Plan, intensity: tuple[float, float, float] | None) -> PlanResult:
-    """The result of a plan."""
+    """Build the result of a plan."""
     data = plan_document(plan)
     if intensity is not None:
         rows = [_with_carbon(row, intensity) for row in data.candidates]
@@ -63,7 +63,7 @@ def _with_carbon(row: PlannedLayout, intensity: Sequence[float]) -> PlannedLayou
 
 
 def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
-    """Mean, least and greatest carbon intensity, g/kWh: of a number, or of a CSV file over the day."""
+    """Mean, minimum and maximum carbon intensity, g/kWh, from a number or a CSV file over the day."""
     try:
         one = float(str(carbon))
     except ValueError:
@@ -96,7 +96,7 @@ def carbon_of(carbon: float | str | Path) -> tuple[float, float, float]:
 
 
 def with_trace(study: StudyFile, trace: str, columns: Mapping[str, str] | None = None) -> StudyFile:
-    """The study with a trace as its workload."""
+    """Copy of the study with a trace as its workload."""
     data = study.scenario.model_dump(exclude_unset=True)
     data["workload"] = {"trace": trace} | ({"columns": dict(columns)} if columns else {})
     return replace(study, scenario=scenario_from(data, f"{study.place}: trace {trace}"))
@@ -151,10 +151,10 @@ class PlannedLayout(DocumentPart):
     usd_per_hour: float | None
     prices: dict[str, ChipPrice]
     max_rate: float | None
-    """Highest request rate at which it meets the SLO, req/s; None if that was not searched."""
+    """Highest request rate at which the layout meets the SLO, req/s; None if not searched."""
     max_rate_is_at_least: bool | None
     headroom: float | None
-    """``max_rate`` over the planned rate, less 1."""
+    """Headroom as a share: ``max_rate`` over the planned rate, less 1."""
     analytic_max_rate: float | None
     probability: float | None
     """Probability that the layout meets the SLO, including the model error; None without ``interval``."""
@@ -176,7 +176,7 @@ class PlannedLayout(DocumentPart):
     g_co2_per_million_output_tokens: list[float] | None = field(default=None, metadata=LEFT_OUT)
 
     def launch_command(self, engine: str = "vllm") -> str:
-        """The command that starts the layout in ``vllm`` or ``sglang``.
+        """Launch command of the layout for ``vllm`` or ``sglang``.
 
         Raises:
             ForerunError: there is no command for this engine.
@@ -196,7 +196,7 @@ class BestLayout(PlannedLayout):
 
 @dataclass(frozen=True, kw_only=True)
 class NextCheaper(DocumentPart):
-    """The dearest layout that costs less than the winner and fails."""
+    """Most expensive layout that costs less than the best layout and fails."""
 
     layout: str
     reason: str | None
@@ -232,25 +232,25 @@ class PlanDocument(StudyDocument):
 
     @property
     def unit(self) -> str:
-        """Unit of its rates."""
+        """Unit of the request rates in the document."""
         return rate_unit(self.scenario["workload"])
 
     @property
     def deployment(self) -> Scenario:
-        """The best deployment under the load that was planned for; without one, the scenario as it was."""
+        """Scenario of the best layout under the planned load; without a best layout, the original scenario."""
         changes = {} if self.best is None else {**(self.load or {}), **self.best.set}
         return scenario_from(self.scenario, "plan").with_values(changes)
 
 
 KV_NEARLY_GONE = "KV memory was nearly gone"
-"""Begin of the note of a run; a plan has one for all its layouts."""
+"""Beginning of a note of a run; a plan repeats the note only once for all layouts."""
 MOST_NAMED = 4
 
 
 class PlanResult(StudyResult[PlanDocument]):
-    """Layouts, the best first; its data frame has a row for each.
+    """Result of ``plan``: layouts, best first. Its data frame has one row per layout.
 
-    ``best`` is the winner, None if no layout holds the SLO.
+    ``best`` is the best layout, None if no layout meets the SLO.
     """
 
     kind = "plan"
@@ -268,12 +268,12 @@ class PlanResult(StudyResult[PlanDocument]):
 
     @property
     def best(self) -> BestLayout | None:
-        """The cheapest layout that meets the SLO; None if none does."""
+        """The cheapest layout that meets the SLO; None if no layout does."""
         return self.data.best
 
     @property
     def scenario(self) -> Scenario:
-        """The best deployment under the load that was planned for; without one, the scenario as it was."""
+        """Scenario of the best layout under the planned load; without a best layout, the original scenario."""
         return self.data.deployment
 
     @property
@@ -327,7 +327,7 @@ FAILING = {
     "error": "Internal errors; please report them",
 }
 SHOWN = 12
-"""Reasons of each kind that a terminal shows."""
+"""Maximum layouts without success that a terminal shows per kind of reason."""
 
 
 def _holding_table(data: PlanDocument) -> Table:
@@ -398,7 +398,7 @@ def _failing_table(title: str, rows: list[PlannedLayout], name: str) -> Table:
 
 
 def plan_document(plan: Plan) -> PlanDocument:
-    """The contract's ``plan`` JSON."""
+    """Build the ``plan`` JSON from a plan."""
     options, best = plan.options, plan.best
     candidates = [planned_layout(plan, candidate) for candidate in plan.candidates]
     answers = plan.candidates if best is None else [best]
@@ -435,7 +435,7 @@ def plan_document(plan: Plan) -> PlanDocument:
 
 
 def planned_layout(plan: Plan, candidate: Candidate) -> PlannedLayout:
-    """One row of the ranked table."""
+    """Row of the ranked table for one candidate."""
     layout, rented = candidate.layout, candidate.layout.rented(candidate.replicas)
     margin = None if candidate.max_rate is None or plan.rate is None else candidate.max_rate / plan.rate - 1.0
     usable = candidate.status != "refused"
@@ -465,7 +465,7 @@ def planned_layout(plan: Plan, candidate: Candidate) -> PlannedLayout:
 
 
 def _judged(plan: Plan, candidate: Candidate, verdict: Verdict) -> Json:
-    """Fields of a layout that only a simulated one has."""
+    """Fields that only a simulated layout has."""
     seen, share = verdict.observation, verdict.share if verdict.meets else 1.0 - verdict.share
     confidence = Confidence(
         method=verdict.method,
@@ -505,7 +505,7 @@ def _usd_per_million(candidate: Candidate, output_throughput: float | None) -> f
 
 
 def pareto_front(plan: Plan) -> list[Candidate]:
-    """Layouts that meet the SLO and that no other beats in both cost and highest rate; in order of cost."""
+    """Pareto front of layouts that meet the SLO, by cost and highest rate; in order of cost."""
     holding = [c for c in plan.candidates if c.status == "meets"]
     front: list[Candidate] = []
     fastest = -inf
@@ -518,7 +518,7 @@ def pareto_front(plan: Plan) -> list[Candidate]:
 
 
 def next_cheaper(plan: Plan) -> Candidate | None:
-    """The dearest candidate that costs less than the winner and fails; None without a winner or such a candidate."""
+    """Most expensive failing candidate that costs less than the winner; None without a winner or such a candidate."""
     best = plan.best
     if best is None or plan.rate is None:
         return None
@@ -527,7 +527,7 @@ def next_cheaper(plan: Plan) -> Candidate | None:
 
 
 def plan_sentence(plan: Plan) -> str:
-    """The plan in one sentence or two."""
+    """Conclusion of the plan in one or two sentences."""
     limits, unit = limits_words(plan.objective), plan.study.scenario.workload.rate_unit
     best = plan.best
     if best is None:
@@ -566,7 +566,7 @@ def plan_sentence(plan: Plan) -> str:
 
 
 def _sure_words(best: Candidate) -> str:
-    """Certainty of the winner: over its runs, and with the model's error counted."""
+    """Clause on the certainty of the winner: over its runs, and with the model error included."""
     verdict, words = best.verdict, []
     if verdict is not None and verdict.runs > 1:
         words.append(f"it meets the SLO in {verdict.share:.0%} of {verdict.runs} runs")

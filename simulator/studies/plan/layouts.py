@@ -1,4 +1,4 @@
-"""The search space of a capacity plan: chips, parallelism, batching, dtypes, speculation; replicas come on top."""
+"""Search space of a capacity plan: chips, parallelism, batching, dtypes, speculation; then numbers of replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_LAYOUTS = 2000
 
 @dataclass(frozen=True)
 class ChipPrice(DocumentPart):
-    """US dollars for one chip for an hour, and where that price comes from."""
+    """US dollars per chip-hour, and the source of the price."""
 
     usd_per_hour: float
     source: str
@@ -45,7 +45,7 @@ GIVEN = "given with the plan"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to run the scenario; a plan rents any number of its replicas."""
+    """One way to run the scenario; a plan may use any number of its replicas."""
 
     settings: Settings
     scenario: Scenario
@@ -57,17 +57,17 @@ class Layout:
     refused: str | None = None
     """Reason why the layout cannot be simulated; None if it can."""
     steady: SteadyReplica | None = None
-    """Analytic averages of one replica; None if there are none."""
+    """Analytic averages of one replica; None without a closed form."""
     prices: Mapping[str, ChipPrice] = field(default_factory=dict)
-    """Price of each of its chips, by name."""
+    """Price of each of the layout's chips, by name."""
     scalable: bool = True
     """True if ``hardware.replicas`` sets the number of copies; pools set their own numbers."""
     spare: int = 0
-    """Replicas rented beyond the number that meets the objective, so that as many may fail."""
+    """Number of redundant replicas beyond those that meet the objective, for failures."""
 
     @property
     def board_w(self) -> float:
-        """Watts that the boards of one replica may draw together: their power limit, else their TDP."""
+        """Maximum total watts of the boards of one replica: their power limits, else their TDP."""
         total = 0.0
         for pool, hardware in _parts(self.scenario):
             limit = hardware.power_limit_w
@@ -76,11 +76,11 @@ class Layout:
         return total
 
     def rented(self, replicas: int) -> int:
-        """Replicas to pay for where ``replicas`` hold the objective."""
+        """Number of paid replicas if ``replicas`` meet the objective: spares included."""
         return replicas + (self.spare if self.scalable else 0)
 
     def named(self, replicas: int) -> str:
-        """The layout with a number of replicas, e.g. ``2 x h100-sxm TP4``, and ``2+1 x ...`` with one to spare."""
+        """Name of the layout with a number of replicas, e.g. ``2 x h100-sxm TP4``, or ``2+1 x ...`` with one spare."""
         spare = f"+{self.spare}" if self.spare else ""
         return f"{replicas}{spare} x {self.name}" if self.scalable else self.name
 
@@ -96,10 +96,10 @@ def _parts(scenario: Scenario) -> list[tuple[str, HardwareConfig]]:
 
 
 def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
-    """Values of every field that a plan searches, replicas left out.
+    """Values of every field that a plan searches, except replicas.
 
-    The fields that the study varies, and by default: tensor parallelism 1, 2, 4, 8; a token budget of 2,048 and 8,192;
-    and the scenario's speculation, on and off. For pools, only the number of replicas of each.
+    They are the fields that the study varies, and by default: tensor parallelism 1, 2, 4, 8; a token budget of 2,048
+    and 8,192; and the scenario's speculation, on and off. With pools, only the number of replicas of each pool.
     """
     axes = {path: listed(path, values) for path, values in study.vary.items() if path != REPLICAS}
     scenario = study.scenario
@@ -131,14 +131,14 @@ def replica_counts(study: StudyFile, most: int) -> tuple[int, ...]:
 
 
 def listed(path: str, values: Values) -> tuple[Any, ...]:
-    """The values of an axis."""
+    """Values of an axis as a tuple; a continuous range is refused."""
     if isinstance(values, Range):
         raise ArgumentError("vary", f"{path}: a plan tries single values; list them, for example {path}=1,2,4")
     return values
 
 
 def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0) -> list[Layout]:
-    """Every combination of the axes (of each named variant, if the study has any), refused ones included."""
+    """All combinations of the axes (for each named variant, if any), including refused combinations."""
     bases = [(variant.name, variant.set) for variant in study.variants] or [("", {})]
     total = len(bases) * prod(map(len, axes.values()))
     if total > MOST_LAYOUTS:
@@ -178,7 +178,7 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
 
 
 def _spread_experts(hardware: HardwareConfig, settings: Settings) -> dict[str, Any]:
-    """Settings with experts on all chips of a stage, as engines' own flag does, if the scenario does so too."""
+    """Settings with experts spread over all chips of a stage, like the engines' flag, if the scenario spreads them."""
     spread = hardware.expert_parallel == hardware.chips_per_stage > 1
     if not spread or TENSOR_PARALLEL not in settings or EXPERT_PARALLEL in settings:
         return dict(settings)
@@ -186,7 +186,7 @@ def _spread_experts(hardware: HardwareConfig, settings: Settings) -> dict[str, A
 
 
 def _rents(study: StudyFile, scenario: Scenario, settings: Settings) -> list[tuple[int, str, ChipPrice | None]]:
-    """Chips of a scenario with one replica, a drafter's own included: their number, name and price."""
+    """Chips of a scenario with one replica, a drafter's separate chips included: number, name and price."""
     build = kept_build(scenario)
     rents = [(build.chips, scenario.hardware.chip, _price(study, scenario, settings))]
     if scenario.pools is not None:
@@ -226,7 +226,7 @@ def _name(scenario: Scenario, variant: str, settings: Settings) -> str:
 
 
 def _price(study: StudyFile, scenario: Scenario, settings: Settings) -> ChipPrice | None:
-    """Price of a chip for an hour: the scenario's for its own chip or by name, else the chip profile's."""
+    """Price per chip-hour: from the scenario (for its own chip, or by name), else from the chip profile."""
     chip, prices = scenario.hardware.chip, scenario.prices
     if prices is not None and (
         PRICE in settings or isinstance(prices.usd_per_chip_hour, dict) or chip == study.scenario.hardware.chip

@@ -32,46 +32,46 @@ if TYPE_CHECKING:
 PER_REQUEST = re.compile(r"(ttft|tpot|e2el)_ms")
 GOODPUT = "goodput"
 WAITING = ("ttft", "e2el")
-"""Latencies that grow without end under overload."""
+"""Latencies that grow without bound under overload."""
 RESAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Upper limits on statistics of a run, and a least share of requests within limits of their own."""
+    """Upper limits on statistics of a run, and a minimum share of requests within per-request limits."""
 
     limits: tuple[Limit, ...]
     per_request_ms: tuple[tuple[str, float], ...] = ()
-    """Latency and its limit for a single request, for ``goodput``."""
+    """(latency, limit in ms) pairs for a single request, used by ``goodput``."""
     goodput: float | None = None
     """Minimum share of all requests that are within every limit of ``per_request_ms``."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the checked limits in the given order; goodput last."""
+        """Names of the limits in the given order; goodput last."""
         return (*(limit.key for limit in self.limits), *((GOODPUT,) if self.goodput is not None else ()))
 
     def limit_of(self, key: str) -> float:
-        """The limit behind a name, in milliseconds, or the share."""
+        """Limit of a name: milliseconds, or the share for goodput."""
         if key == GOODPUT:
             assert self.goodput is not None
             return self.goodput
         return next(limit.limit_ms for limit in self.limits if limit.key == key)
 
     def refuses_too_many(self, refused: int, requests: int) -> bool:
-        """True if so large a share of requests is refused that a limit is missed; a goodput counts refusals itself."""
+        """True if the share of refused requests alone makes a limit unreachable; goodput counts refusals itself."""
         return any(refused > most_refused(limit.statistic) * requests for limit in self.limits)
 
     def document(self) -> dict[str, float]:
-        """The objective in the form of the input."""
+        """The objective in the form of a scenario's ``slo`` section."""
         plain = {limit.key: limit.limit_ms for limit in self.limits}
         plain |= {f"{name}_ms": limit for name, limit in self.per_request_ms}
         return plain | ({GOODPUT: self.goodput} if self.goodput is not None else {})
 
     def slo_ratio(self, key: str, value: float | None) -> float:
-        """Value over limit, met up to 1; for goodput, the share of bad requests over the allowed share.
+        """Value over limit, met if at most 1; for goodput, the share of bad requests over the allowed share.
 
-        A value that was never measured, as of requests with a single output token, cannot break a limit.
+        An unmeasured value, such as TPOT of requests with a single output token, cannot violate a limit.
         """
         if value is None:
             return 0.0
@@ -83,7 +83,7 @@ class Objective:
 
 
 def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objective:
-    """The objective of a scenario's ``slo`` section with ``KEY=VALUE`` texts set over it.
+    """Objective from a scenario's ``slo`` section; ``KEY=VALUE`` texts override it.
 
     Keys are ``STATISTIC_LATENCY_ms`` (mean, median or any percentile of ttft, tpot, itl, e2el), or ``goodput`` with
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
@@ -120,7 +120,7 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
 
 
 def reached(objective: Objective, result: Served) -> dict[str, float | None]:
-    """Value of every figure that the objective limits, in milliseconds or as a share; None if not measured."""
+    """Value of every limited metric, in milliseconds or as a share; None if not measured."""
     samples = {name: latency_sample(result, name) for name in {limit.latency for limit in objective.limits}}
     values = {limit.key: statistic(limit.statistic, samples[limit.latency]) for limit in objective.limits}
     if objective.goodput is not None:
@@ -129,7 +129,7 @@ def reached(objective: Objective, result: Served) -> dict[str, float | None]:
 
 
 def good(objective: Objective, result: Served) -> BoolArray:
-    """True for requests completed within every limit of a single request; one without a TPOT cannot break it."""
+    """True for requests completed within every per-request limit; a missing TPOT cannot violate its limit."""
     latencies = request_latencies_ms(result.requests)
     within = completed_requests(result.requests)
     for name, limit in objective.per_request_ms:
@@ -148,10 +148,10 @@ def statistic(name: str, sample: WeightedSample) -> float | None:
 
 
 def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[dict[str, float | None]] | None:
-    """The objective's values on block-bootstrap resamples of one run, for runs without randomness to replicate.
+    """Values of the limited metrics on block-bootstrap resamples of one run, for runs without randomness.
 
-    Requests in order of arrival are resampled in circular blocks of ``10 n^(1/3)``, so that bursts stay together. None
-    if a limit is on the inter-token latency, which has no value per request.
+    Requests in order of arrival are resampled in circular blocks of ``10 n^(1/3)``, so that bursts stay together. The
+    result is None if a limit is on the inter-token latency, which has no value per request.
 
     Source: D. N. Politis and J. P. Romano, "A circular block-resampling procedure for stationary data" (1992).
     """
@@ -179,7 +179,7 @@ def _sample(latencies_ms: FloatArray) -> WeightedSample:
 
 
 def positive_number(argument: str, place: str, text: str) -> float:
-    """The number of an option's text; anything but a finite one above 0 is refused by the option's name."""
+    """Parse the number in an option's text; refuse all but finite numbers above 0, naming the option."""
     try:
         value = float(text)
     except ValueError:
@@ -190,7 +190,7 @@ def positive_number(argument: str, place: str, text: str) -> float:
 
 
 def latency_words(key: str, value: float | None) -> str:
-    """A statistic and its value in words, e.g. ``p99 TTFT 812 ms``."""
+    """Text of a statistic and its value, e.g. ``p99 TTFT 812 ms``."""
     if key == GOODPUT:
         return "goodput unknown" if value is None else f"goodput {value:.1%}"
     name, latency, _ = key.rsplit("_", 2)
@@ -199,7 +199,7 @@ def latency_words(key: str, value: float | None) -> str:
 
 
 def limits_words(objective: Objective) -> str:
-    """The objective in words, e.g. ``p99 TTFT <= 1,000 ms and p99 TPOT <= 60 ms``."""
+    """Text of the objective, e.g. ``p99 TTFT <= 1,000 ms and p99 TPOT <= 60 ms``."""
     parts = [f"{limit.statistic} {limit.latency.upper()} <= {number(limit.limit_ms)} ms" for limit in objective.limits]
     if objective.goodput is not None:
         single = ", ".join(f"{name.upper()} <= {number(limit)} ms" for name, limit in objective.per_request_ms)

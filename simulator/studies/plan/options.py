@@ -1,4 +1,4 @@
-"""Options of a capacity plan: of ``forerun plan``, of ``fr.plan`` and of the search."""
+"""Options of a capacity plan, for ``forerun plan``, ``fr.plan`` and the search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from simulator.studies.frame import Interval, Jobs, Option, ProgressCall
 
 CONFIDENCE = 0.9
-"""Share of runs, and probability with the model's error counted, with which a layout has to meet the objective."""
+"""Default minimum share of runs, and probability with the model error, with which a layout meets the objective."""
 COLUMNS = (
     "Which column means what: arrival=ts,input=prompt_toks,output=gen_toks (also session, ttft, e2e; a time unit may "
     "follow, ts:ms). What is not named is recognised or guessed, with a note."
@@ -78,5 +78,5 @@ class PlanOptions:
 
     @property
     def mode(self) -> str:
-        """``rate``: hold ``rate``. ``own``: hold the scenario's own arrivals. ``max-rate``: find the highest rate."""
+        """Mode: ``rate`` (serve ``rate``), ``own`` (serve the scenario's arrivals) or ``max-rate`` (highest rate)."""
         return "max-rate" if self.max_rate else "own" if self.rate is None else "rate"

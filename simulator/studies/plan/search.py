@@ -1,8 +1,8 @@
-"""Capacity plans: the cheapest layout that holds an SLO at a load, or the highest load that each layout holds.
+"""Capacity plans: the cheapest layout that meets an SLO at a load, or the highest load of each layout.
 
-Layouts are tried in the order of their cost, so that the first that holds is the winner whatever the rest would do;
-none is left out but by bounds that err on the side of trying (``pruning``). That a layout holds is always decided by
-the event simulation, with replications on common random numbers. Equal costs rank by the distance from the SLO.
+Layouts are tried in order of cost, so the first layout that meets the SLO is the winner; layouts are skipped only by
+conservative bounds (``pruning``). The event simulation, with replications on common random numbers, always decides
+whether a layout meets the SLO. Layouts of equal cost rank by the distance from the SLO.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Candidate:
     at_least: bool = False
     """True if ``max_rate`` is the highest rate that the number of requests can test, and it meets the SLO."""
     searched: int = 0
-    """Simulated replicas, if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
+    """Simulated replicas if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
     chance: float | None = None
-    """Probability of meeting the SLO with the model's error counted; None if not computed."""
+    """Probability of meeting the SLO, model error included; None if not computed."""
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
-    """90 % intervals of its limited figures, with the model's error counted; empty if not computed."""
+    """90 % intervals of the limited metrics, model error included; empty if not computed."""
     points: tuple[LoadPoint, ...] = ()
-    """Loads at which it was simulated."""
+    """Loads at which the candidate was simulated."""
 
     @property
     def name(self) -> str:
@@ -90,12 +90,12 @@ class HeadroomCases:
     """The best layout under a failed replica, a higher load and an hourly profile."""
 
     one_less: Candidate | None
-    """The best layout with one replica down; None if it has only one."""
+    """The best layout with one replica down; None if it has only one replica."""
     doubled: Candidate | None
     """The best layout with enough replicas for ``GROWTH`` times the load; None if no tried number meets the SLO."""
     hours: tuple[tuple[float, float, int], ...] = ()
-    """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest of a
-    profile's hour, the mean of a log's."""
+    """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest rate
+    of the hour for a profile, and the mean for a log."""
     began_s: float | None = None
     """Unix time of the start of hour 0; None if the hours have no dates."""
 
@@ -103,7 +103,7 @@ class HeadroomCases:
 GROWTH = 2.0
 """Ratio of the growth case's load to the planned load."""
 MORE_TRIED = 3
-"""Further replica counts that the growth case tries if the first misses the SLO."""
+"""Number of further replica counts that the growth case tries if the first misses the SLO."""
 
 
 @dataclass(slots=True)
@@ -114,9 +114,9 @@ class Plan:
     objective: Objective
     options: PlanOptions
     rate: float | None
-    """Requests per second planned for; None if the highest is sought."""
+    """Planned requests per second; None if the highest rate is searched."""
     by_price: bool
-    """True if cost is US dollars per hour; else chips."""
+    """True if cost is in US dollars per hour; else it is a number of chips."""
     candidates: list[Candidate] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
@@ -126,18 +126,18 @@ class Plan:
 
     @property
     def best(self) -> Candidate | None:
-        """The winner; None if no candidate holds the SLO."""
+        """The winner; None if no candidate meets the SLO."""
         first = self.candidates[0] if self.candidates else None
         return first if first is not None and first.status == "meets" else None
 
     def cost(self, candidate: Candidate) -> float:
-        """US dollars per hour, or chips where not every layout has a price."""
+        """Cost in US dollars per hour, or in chips if not every layout has a price."""
         usd = candidate.usd_per_hour
         return float(usd) if self.by_price and usd is not None else float(candidate.chips)
 
 
 def make_plan(study: StudyFile, objective: Objective, options: PlanOptions) -> Plan:
-    """Search the layouts of a study for those that hold an objective."""
+    """Search the layouts of a study for layouts that meet an objective."""
     load, rate = _load(study.scenario, options)
     candidates = layouts(study, search_axes(study), options.spare)
     counts = replica_counts(study, options.max_replicas)
@@ -179,8 +179,8 @@ def _profile(scenario: Scenario) -> Sequence[tuple[float, float]] | None:
 
 
 def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Start (s) of each hour of a profile, and its highest factor over the profile's highest. A profile shorter than a
-    day has 24 equal parts."""
+    """Start (s) of each hour of a profile, and the hour's highest factor relative to the profile's highest. A profile
+    shorter than a day is divided into 24 equal parts."""
     at_s, factor = np.array(profile, dtype=np.float64).T
     step = min(3600.0, at_s[-1] / 24)
     starts = np.arange(0.0, at_s[-1] * (1 - 1e-9), step)
@@ -190,9 +190,9 @@ def highest_by_hour(profile: Sequence[tuple[float, float]]) -> list[tuple[float,
 
 
 LEAST_HOURS = 3
-"""Hours of a log from which a plan lists replicas by the hour."""
+"""Minimum hours of a log for which a plan lists replicas by the hour."""
 LEAST_COVERED_S = 600.0
-"""Seconds over which the requests of an hour are divided at least, of one that a log only touches."""
+"""Minimum divisor in seconds for the request rate of an hour that a log covers only partly."""
 
 
 def hourly_rates(arrival_s: FloatArray, began_s: float | None) -> list[tuple[float, float]]:
@@ -231,9 +231,9 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
 
 
 RATE_MARGIN = 1.25
-"""A replica is granted this much more than the analytic highest rate before a queue counts as sure."""
+"""Factor on the analytic highest rate of a replica; above it, a growing queue is certain."""
 LATENCY_MARGIN = 0.75
-"""Share of an analytic latency without load that is surely reached."""
+"""Share of an analytic latency without load that counts as a certain lower bound."""
 
 
 def overload(
@@ -242,16 +242,16 @@ def overload(
     """Reason why the queue must exceed a limit at this number of replicas; None if it may not.
 
     By time t at most ``n (m + 1.25 R t)`` requests have been started: n replicas of m places, R the analytic highest
-    rate of one. Request k, which arrives at t_k, therefore waits at least ``(k / n - m) / (1.25 R) - t_k``; quantiles
-    of that over all requests bound those of TTFT and E2E latency, and its mean theirs.
+    rate of a replica. Request k, which arrives at t_k, therefore waits at least ``(k / n - m) / (1.25 R) - t_k``;
+    quantiles and mean of this wait over all requests bound the quantiles and means of TTFT and E2E latency.
 
     Args:
-        steady: analytic averages of one replica; None if there are none. Not used where prompts share prefixes, for
-            routing decides what a cache is worth.
+        steady: analytic averages of one replica; None without a closed form. Not used if prompts share prefixes,
+            because the hit rate depends on routing.
         objective: the SLO.
-        replicas: how many.
-        arrival_s: arrivals of the run, rising.
-        rate: requests per second that the plan is for.
+        replicas: number of replicas.
+        arrival_s: arrival times of the run, ascending.
+        rate: planned requests per second.
     """
     if steady is None or not len(arrival_s) or steady.traffic.cached_tokens.any():
         return None
@@ -269,8 +269,8 @@ def infeasible_reason(steady: SteadyReplica | None, objective: Objective) -> str
     """Reason why an SLO cannot be met even without load; None if it may be met.
 
     The mean latencies of a request that runs alone, times ``LATENCY_MARGIN``, bound the mean and every percentile from
-    the 90th: other requests never make a request faster, and such latencies follow the lengths of requests, whose mean
-    is checked to lie below their 90th percentile. Other statistics are not judged.
+    the 90th: other requests never make a request faster, and latencies without load follow the lengths of requests,
+    whose mean is checked to be below their 90th percentile. Other statistics are not checked.
     """
     if steady is None or steady.traffic.cached_tokens.any():
         return None
@@ -289,7 +289,7 @@ def infeasible_reason(steady: SteadyReplica | None, objective: Objective) -> str
 
 
 def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
-    """Longest waits that the objective allows: a quantile of the requests (None for their mean), and seconds."""
+    """Maximum waits that the objective allows, as (quantile of the requests or None for the mean, seconds)."""
     waits: list[tuple[float | None, float]] = []
     for limit in objective.limits:
         if limit.latency in WAITING and limit.statistic != "std":
@@ -302,15 +302,15 @@ def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
 
 
 UNLOADED = 1e-3
-"""Share of the load at which nearly every request runs alone."""
+"""Share of the load at which almost all requests run alone."""
 WORTH_SHOWING = 3.0
-"""Multiple of the winner's cost up to which further layouts are tried for the table."""
+"""Maximum cost of further layouts tried for the table, as a multiple of the winner's cost."""
 TRIED_AT_ONCE = 2
 """Number of candidates simulated ahead; the result does not depend on it."""
 SEARCH_SEEDS = 3
 """Maximum replications of each load in the search for a highest rate."""
 BEGIN_SHARE = 0.8
-"""Share of the steady-state rate at which that search begins."""
+"""Share of the steady-state rate at which the search for a highest rate begins."""
 
 
 def fault_words(error: Exception) -> tuple[str, str]:
@@ -353,7 +353,7 @@ class _Search:
     def _search(
         self, layout: Layout, replicas: int, guess: float, longest: float, held: float = 0.0
     ) -> tuple[Callable[[], Any], float] | None:
-        """Begin the search for a highest rate; None if a run is too short to tell even at the guess."""
+        """Begin the search for a highest rate; None if a run is too short for a verdict even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
         most = load.most_telling_rate(driven, self._longest_wait_s)
@@ -372,7 +372,7 @@ class _Search:
 
 
 class CheapestFirst(_Search):
-    """Candidates in order of cost until enough layouts hold the objective."""
+    """Search in order of cost until enough layouts meet the objective."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -383,7 +383,7 @@ class CheapestFirst(_Search):
         driven = self._run_load.at(scenario, self._rate)
         self._arrival_s = generate_requests(driven.workload, self._plan.options.seed).arrival_s
         self._queue: list[tuple[float, int, int]] = []
-        """(cost, layout, position in the replica counts)"""
+        """Heap of (cost, index of the layout, index of the replica count)."""
         self._tried: list[Candidate] = []
         self._ended = 0
         """Work finished so far, for progress: candidates judged plus searches for a highest rate."""
@@ -391,7 +391,7 @@ class CheapestFirst(_Search):
         """Layout -> reason why it misses the SLO even without load; None if it meets the SLO then."""
 
     def run(self) -> list[Candidate]:
-        """All tried or pruned candidates, ranked."""
+        """Run the search; returns all tried or pruned candidates, ranked."""
         for index, layout in enumerate(self._layouts):
             reason = infeasible_reason(layout.steady, self._plan.objective)
             if reason is not None:
@@ -434,7 +434,7 @@ class CheapestFirst(_Search):
         return (order, round(cost, 9), reach, slo_ratio) if order == 0 else (order, slo_ratio, cost)
 
     def _push(self, index: int, place: int) -> None:
-        """Queue a layout at the first number of replicas, from ``place``, whose queue does not surely grow."""
+        """Queue a layout with the first replica count, from index ``place`` on, that is not certainly overloaded."""
         layout = self._layouts[index]
         reason, skipped = None, None
         most = len(self._counts) if layout.scalable else 1
@@ -452,7 +452,7 @@ class CheapestFirst(_Search):
             heapq.heappush(self._queue, (cost, index, place))
 
     def _next(self, index: int, place: int, missed: Candidate) -> None:
-        """Queue the layout with more replicas, unless none would help."""
+        """Queue the layout with the next replica count, unless more replicas cannot help."""
         verdict = missed.verdict
         if verdict is not None and verdict.failed:
             missed.reason = f"{missed.reason}; more replicas would not help"
@@ -466,7 +466,7 @@ class CheapestFirst(_Search):
             missed.reason = f"{missed.reason}; without load still {unloaded}, so no number of replicas helps"
 
     def _miss_without_load(self, layout: Layout) -> str | None:
-        """Reason why a replica misses even with hardly any load; None if it holds, or cannot be run."""
+        """Reason why a replica misses the SLO at almost no load; None if it meets the SLO or cannot be run."""
         rate = self._rate * UNLOADED
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), 1)
         self._plan.runs += 1
@@ -477,7 +477,7 @@ class CheapestFirst(_Search):
         return unloaded.reason if unloaded.status == "misses" else None
 
     def _count_model_error(self, candidate: Candidate, rate: float) -> None:
-        """Let a candidate miss that is not sure enough to meet the objective with the model's error counted."""
+        """Mark a candidate as missing if its probability with the model error is below the required confidence."""
         plan = self._plan
         if candidate.status != "meets" or not plan.options.interval:
             return
@@ -500,7 +500,7 @@ class CheapestFirst(_Search):
             )
 
     def _try(self, index: int, place: int) -> Candidate:
-        """Judge a candidate, with the next in the queue already begun."""
+        """Judge a candidate while the next candidates of the queue are already being simulated."""
         layout, replicas = self._layouts[index], self._counts[place]
         self._judged(layout, replicas, self._run_load, self._rate)
         for _, other, at in heapq.nsmallest(TRIED_AT_ONCE - 1, self._queue):
@@ -508,7 +508,7 @@ class CheapestFirst(_Search):
         return self._candidate(layout, replicas, self._run_load, self._rate)
 
     def _candidate(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Candidate:
-        """The judged candidate; one that cannot be run is a row of the plan, not its end."""
+        """The judged candidate; if it cannot be run, the error becomes its reason and does not end the plan."""
         try:
             verdict = self._judged(layout, replicas, load, rate)()
         except FAULTS as error:
@@ -523,7 +523,7 @@ class CheapestFirst(_Search):
         return Candidate(layout, replicas, "misses", reason, verdict, points=points)
 
     def _one_more(self) -> None:
-        """Move the progress by a candidate that was judged, or whose highest rate is known."""
+        """Advance the progress by one judged candidate or one finished search."""
         self._ended += 1
         self._tick(self._ended, self._ended + min(len(self._queue), TRIED_AT_ONCE))
 
@@ -535,7 +535,7 @@ class CheapestFirst(_Search):
             self._tried.append(Candidate(self._layouts[index], self._counts[place], "not simulated", words))
 
     def _find_headroom(self, winners: Sequence[Candidate]) -> None:
-        """The highest rate of every layout that holds, searched by as many processes as there are."""
+        """Search the highest rate of every winning layout, in parallel."""
         searches = []
         for winner in winners:
             guess = 1.1 * self._rate
@@ -618,10 +618,10 @@ class CheapestFirst(_Search):
 
 
 class HighestRates(_Search):
-    """The highest rate of every candidate."""
+    """Search for the highest rate of every candidate."""
 
     def run(self) -> list[Candidate]:
-        """All candidates, highest rate first."""
+        """Run the search; returns all candidates, highest rate first."""
         plan, candidates, searches = self._plan, [], []
         for layout in self._layouts:
             reason = infeasible_reason(layout.steady, plan.objective)
@@ -684,7 +684,7 @@ def _judge(
 
 
 def miss_words(verdict: Verdict, confidence: float) -> str:
-    """Why a candidate misses: requests that fail, the value nearest its limit, or runs that disagree."""
+    """Reason why a candidate misses: failed requests, the value nearest to its limit, or disagreeing runs."""
     if verdict.failed:
         parts = [note.partition(" refused: ")[2] for note in verdict.observation.notes if " refused: " in note]
         return f"{verdict.failed} requests that cannot be served: {'; '.join(parts) or 'too long'}"

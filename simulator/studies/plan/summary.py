@@ -1,4 +1,4 @@
-"""A finished plan in sentences: cost, headroom, a failed replica, twice the load, and what would change the answer."""
+"""Summary of a finished plan: cost, headroom, a failed replica, twice the load, and sensitivities."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from simulator.workload.workload_config import ARRIVING
 
 HOURS_SHOWN = 24
 OVERLOAD = 10.0
-"""Largest SLO ratio from which a tolerated slowdown is interpolated: above it, queues grow with the run's length."""
+"""Maximum SLO ratio used to interpolate the tolerated slowdown: above it, queues grow with the run's length."""
 MOST_LESS_SURE = 3
-"""Cheaper layouts of less than the required probability that the summary names."""
+"""Maximum number of cheaper layouts below the required probability that the summary lists."""
 OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
 """Rows of the summary that the conclusion repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedHour(DocumentPart):
-    """Replicas that an hour of the load needs, and its cost with replicas that follow and that do not."""
+    """Replicas that an hour of the load needs, and the cost of the hour with autoscaled and with fixed replicas."""
 
     start_s: float
     clock: str | None
@@ -45,7 +45,7 @@ class PlannedHour(DocumentPart):
 
 
 def plan_summary(plan: Plan) -> dict[str, Any] | None:
-    """The plan's winner in sentences by heading; None if no layout meets the SLO or no rate was requested."""
+    """Sentences about the winner by heading; None if no layout meets the SLO or no rate was requested."""
     best = plan.best
     if best is None or plan.rate is None:
         return None
@@ -88,7 +88,7 @@ def _arriving(plan: Plan) -> str:
 
 
 def _traffic(plan: Plan) -> str:
-    """Number and length of the requests, and their source."""
+    """Sentence with number, lengths and source of the requests."""
     assert plan.rate is not None
     workload = plan.study.scenario.workload
     requests = population(workload)
@@ -113,7 +113,7 @@ def _monthly(candidate: Candidate) -> float | None:
 
 
 def price_words(plan: Plan) -> str:
-    """Price of each chip that competed, and where it comes from; empty if none is known."""
+    """Sentence with price and price source of each compared chip; empty if no price is known."""
     prices: dict[str, ChipPrice] = {}
     for candidate in plan.candidates:
         if candidate.status != "refused":
@@ -157,7 +157,7 @@ def _headroom(plan: Plan, best: Candidate) -> str:
 
 
 def headroom_words(highest: float, rate: float) -> str:
-    """Room for growth of a rate: in percent, from twice on as a multiple."""
+    """Text of the headroom of a rate: in percent, or as a multiple from 2 on."""
     if highest >= 2 * rate:
         return f"{highest / rate:.3g} times the load"
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
@@ -231,12 +231,12 @@ def planned_hours(plan: Plan) -> list[PlannedHour]:
 
 
 def clock_words(clock_s: float) -> str:
-    """Date and time of day in the log's own time, e.g. ``2024-05-01 10:00``."""
+    """Date and time in the log's own time zone, e.g. ``2024-05-01 10:00``."""
     return f"{datetime.fromtimestamp(clock_s, UTC):%Y-%m-%d %H:%M}"
 
 
 def hours_table(hours: list[PlannedHour], unit: str) -> Table:
-    """Replicas that hold each hour of a profile or a log, equal hours together."""
+    """Table of the replicas for each hour of a profile or a log; equal consecutive hours share a row."""
     rows: list[tuple[Value, ...]] = []
     for _, group in groupby(hours, key=lambda hour: hour.replicas):
         same = list(group)
@@ -249,7 +249,7 @@ def hours_table(hours: list[PlannedHour], unit: str) -> Table:
 
 
 def _changes(plan: Plan, best: Candidate) -> str:
-    """The margins after which the answer is another, the smallest first."""
+    """Sentence on the changes that would change the answer (more traffic, slower engine, prices), smallest first."""
     verdict = best.verdict
     assert verdict is not None
     margins = []
@@ -277,7 +277,7 @@ def _changes(plan: Plan, best: Candidate) -> str:
 
 
 def risk_words(chance: float, basis: str | None) -> str:
-    """Probability that a limit is missed, not below the floor that the evidence sets.
+    """Text of the probability that a limit is missed, with a minimum set by the evidence level.
 
     >>> risk_words(0.97, "calibrated"), risk_words(0.9, "datasheet")
     ('3 %', '10 % or more')
@@ -287,10 +287,10 @@ def risk_words(chance: float, basis: str | None) -> str:
 
 
 def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:
-    """Largest factor on all durations with which the SLO holds; None if no load is known at which it does not.
+    """Largest factor on all durations at which the SLO is still met; None if it is met at all known loads.
 
-    An engine ``s`` times as slow is one at ``s`` times the load whose latencies last ``s`` times as long, so that the
-    SLO holds while ``s * slo_ratio(s * load) <= 1``; logarithms are interpolated between the loads.
+    An engine that is ``s`` times as slow behaves as at ``s`` times the load, with latencies ``s`` times as long. So the
+    SLO is met while ``s * slo_ratio(s * load) <= 1``; logarithms are interpolated between the loads.
 
     Args:
         loads: multiples of the planned load, from 1, with their largest ratio of a latency over its limit.

@@ -21,7 +21,7 @@ from simulator.studies.study_file import yaml_text
 KV_TARGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
 LEAST_SPARE = 0.15
-"""Minimum threshold of llm-d's rule that leaves room for its ``kv_spare`` of 0.1."""
+"""Minimum threshold of llm-d's rule; it must exceed the rule's ``kv_spare`` of 0.1."""
 
 
 def best_thresholds(
@@ -32,7 +32,7 @@ def best_thresholds(
     jobs: int | None,
     progress: ProgressCall | None,
 ) -> ThresholdsResult:
-    """The study of ``thresholds``."""
+    """Implementation of ``thresholds``."""
     if base.autoscaler is None:
         raise ForerunError("autoscaler: a scenario with this section is needed to look for its thresholds")
     if not base.slo:
@@ -78,7 +78,7 @@ class FleetByThreshold(DocumentPart):
     peak_replicas: int
     cost_usd: float | None
     values: dict[str, float]
-    """Worst value over the runs of every limited figure."""
+    """Worst value over the runs of every limited metric."""
     basis: str
 
 
@@ -95,7 +95,7 @@ class ThresholdsDocument(StudyDocument):
 
     @property
     def deployment(self) -> Scenario:
-        """The scenario with the best threshold in it, or as it was where none holds."""
+        """Scenario with the best threshold; the original scenario if no threshold meets the SLO."""
         changes = {} if self.best is None else {self.field: self.best.threshold}
         return Scenario.model_validate(self.scenario).with_values(changes)
 
@@ -108,12 +108,12 @@ class ThresholdsResult(StudyResult[ThresholdsDocument]):
 
     @property
     def best(self) -> FleetByThreshold | None:
-        """The cheapest threshold that holds; None if none does."""
+        """The cheapest threshold that meets the SLO; None if no threshold does."""
         return self.data.best
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario with the best threshold in it, or as it was where none holds."""
+        """Scenario with the best threshold; the original scenario if no threshold meets the SLO."""
         return self.data.deployment
 
     @property
@@ -139,7 +139,7 @@ class ThresholdsResult(StudyResult[ThresholdsDocument]):
 
 
 def _ladder(scenario: Scenario) -> tuple[float, ...]:
-    """Thresholds worth trying."""
+    """Default thresholds to try for the scenario's metric."""
     scaler = scenario.autoscaler
     assert scaler is not None
     if scaler.rule == "llm-d":

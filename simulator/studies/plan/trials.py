@@ -1,4 +1,4 @@
-"""Candidates in the event simulation: number of requests, verdict at a load, highest rate that meets the SLO."""
+"""Event simulation of candidates: number of requests, verdict at a load, highest rate that meets the SLO."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from simulator.workload import RequestStream, generate_requests
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """Load of a scenario's requests at any rate; two rates differ in their time scale alone."""
+    """Load of a scenario's requests at any rate; rates differ only in the time scale."""
 
     kind: str
-    """``process``: drawn arrivals of that rate. ``trace``: the trace's own arrivals, played faster or slower."""
+    """Kind of load: ``process`` = drawn arrivals of a rate, ``trace`` = the trace's own arrivals at another speed."""
     recorded_rate: float | None
-    """Requests per second of the scenario as it is, where that is known."""
+    """Requests per second of the unchanged scenario; None if unknown."""
     requests: int | None
-    """Requests of a run; None leaves the scenario's own number, at least."""
+    """Number of requests per run; None = at least the scenario's own number."""
     skipped: int = 0
-    """Rows of a trace before the first request that is played."""
+    """Number of rows of a trace before the first replayed request."""
     window: str = ""
-    """The part of a trace that is played, in words; empty if it is the whole trace."""
+    """Text that describes the replayed part of a trace; empty for the whole trace."""
 
     def at(self, scenario: Scenario, rate: float) -> Scenario:
-        """The scenario with ``rate`` requests per second."""
+        """Copy of the scenario with ``rate`` requests per second."""
         return scenario.with_values(self.values_at(scenario, rate))
 
     def values_at(self, scenario: Scenario, rate: float) -> dict[str, Any]:
-        """The fields of the workload, by dotted path, that offer ``rate`` requests per second."""
+        """Workload fields for ``rate`` requests per second, by dotted path."""
         workload = scenario.workload
         changes: dict[str, Any] = {}
         if self.kind == "trace":
@@ -65,7 +65,7 @@ class PlannedLoad:
         return part | ({"skip_requests": self.skipped} if self.skipped else {})
 
     def most_telling_rate(self, scenario: Scenario, longest_wait_s: float) -> float:
-        """Rate above which a run of this load would be too short for a verdict."""
+        """Highest rate at which a run of this load is long enough for a verdict."""
         if scenario.workload.trace is not None:
             count = len(population(self.limited(scenario).workload).input_tokens)
         else:
@@ -77,7 +77,7 @@ class PlannedLoad:
         return scenario.with_values(part) if part else scenario
 
     def long_enough(self, scenario: Scenario, rate: float, longest_wait_s: float) -> PlannedLoad:
-        """The same load over enough requests for a verdict at ``rate``; traces and given request numbers are
+        """Copy of the load with enough requests for a verdict at ``rate``; traces and given request numbers are
         unchanged."""
         if self.kind == "trace" or self.requests is not None or scenario.workload.trace is not None:
             return self
@@ -86,7 +86,7 @@ class PlannedLoad:
 
 
 def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool) -> PlannedLoad:
-    """The load of a scenario."""
+    """Describe the load of a scenario."""
     workload = scenario.workload
     arrivals = workload.arrivals
     replayed = workload.trace is not None and (arrivals is None or arrivals.process == "trace")
@@ -102,7 +102,7 @@ def planned_load(scenario: Scenario, requests: int | None, *, own_arrivals: bool
 
 
 def _busiest(scenario: Scenario, requests: int) -> tuple[int, str]:
-    """Rows before the ``requests`` consecutive requests of a trace that arrive in the shortest time, and their span."""
+    """Number of rows before the busiest ``requests`` consecutive requests of a trace, and their span as text."""
     arrival_s = generate_requests(scenario.workload, 0).arrival_s
     if len(arrival_s) <= requests:
         return 0, ""
@@ -119,32 +119,32 @@ def _clock(seconds: float) -> str:
 
 
 FAULTS = (ForerunError, InvariantError, StalledError)
-"""Exceptions with which the run of a layout may end."""
+"""Exceptions of a layout's run that a plan reports as the layout's reason."""
 CLEAR_MISS = 1.5
-"""SLO ratio of the first run above which it is a miss without further runs."""
+"""SLO ratio of the first run above which a candidate misses without further runs."""
 TOLERANCE = 0.01
-"""Relative width of the bracket in which a highest rate is left."""
+"""Relative width of the final bracket of a highest rate."""
 MOST_WIDENING = 24
 FLAT, NEAR = 0.97, 3.0
 """Bounds on the SLO ratio at a lower load. If it is at least ``FLAT`` times the earlier ratio and at most ``NEAR``,
 requests do not wait."""
 LEAST_SHARE = 1e-6
-"""Share of a layout's capacity at which nearly every request runs alone: a miss there is final."""
+"""Share of a layout's capacity at which almost all requests run alone: a miss there is final."""
 MOST_RATIO = 2.0
-"""Largest SLO ratio that the interpolation uses: above it, queues grow with the length of the run.
+"""Maximum SLO ratio that the interpolation uses: above it, queues grow with the length of the run.
 
 On ten plans of dense and mixture models on six chips, under limits of TTFT, TPOT, E2E and goodput, values from 1.25 to
-100 find the rate of a bisection within its tolerance; 2 tries the fewest loads (56; 64 at 1.25, 60 at 10, 91 bisected).
+100 find a bisection's rate within its tolerance; 2 tries the fewest loads (56; 64 at 1.25, 60 at 10, 91 by bisection).
 """
 LEVEL = 0.95
 JUST_MISSED = 1.0 + 1e-9
 SURE_TOLERANCE = 0.03
-"""``TOLERANCE`` with the model's error counted."""
+"""Tolerance in place of ``TOLERANCE`` if the model error is included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Values of one run that a plan keeps."""
+    """Values of one run that a plan uses."""
 
     values: dict[str, float | None]
     failed: int
@@ -158,15 +158,15 @@ class Observation:
     notes: tuple[str, ...] = ()
     resamples: tuple[dict[str, float | None], ...] | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of a run that is shown."""
+    """Summary metrics; empty for a run that is not shown."""
     own: OwnErrors | None = None
-    """Facts of the run about its error; None of a run that is not shown."""
+    """Data of the run for its model error; None for a run that is not shown."""
     memory: dict[str, float] = field(default_factory=dict)
-    """Bytes on one chip by use, for models that keep more than KV."""
+    """Bytes on one chip by use, for models with further state than KV."""
 
 
 class LoadPoint(NamedTuple):
-    """Figures of a candidate's first run at one load."""
+    """Metrics of a candidate's first run at one load."""
 
     request_rate: float
     output_throughput: float
@@ -177,19 +177,19 @@ class LoadPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on a candidate at a load: whether it meets the objective, how sure that is, and which limit binds."""
+    """Verdict on a candidate at a load: result, certainty, and binding limit."""
 
     meets: bool
     """True if the mean values and the required share of the runs meet the objective."""
     slo_ratio: float
-    """Largest slo_ratio of the mean values; at most 1 when met. Infinite when requests fail."""
+    """Largest SLO ratio of the mean values; at most 1 if met, infinite if requests fail."""
     binding: str | None
     values: dict[str, float | None]
-    """Means over the runs."""
+    """Mean values of the limited metrics over the runs."""
     interval: tuple[float, float] | None
     """95 % interval of the binding value."""
     share: float
-    """Share of runs (or of resamples of a single replay) that hold every limit."""
+    """Share of runs (or of resamples of a single replay) that meet every limit."""
     runs: int
     method: str
     """Source of share and interval: ``replications`` or ``block bootstrap``."""
@@ -197,10 +197,10 @@ class Verdict:
     """Number of failed requests if too many for the objective; else 0."""
     observation: Observation
     tried: tuple[LoadPoint, ...] = ()
-    """The loads of the search for a highest rate that ended here, lowest first."""
+    """Loads tried in the search for a highest rate that ended with this verdict, ascending."""
 
     def at(self, request_rate: float) -> tuple[LoadPoint, ...]:
-        """The verdict as a point of throughput over speed; none where no answer has a second token."""
+        """The verdict as a load point (throughput and speed); empty if no answer has a second token."""
         seen = self.observation
         if not seen.output_throughput or not seen.median_tpot_ms:
             return ()
@@ -212,7 +212,7 @@ def observe(
 ) -> Observation:
     """Simulate one run and return the values that a plan needs; called in a worker process.
 
-    A run that is not ``shown`` has neither power, bottleneck nor notes, and its evidence is unknown.
+    A run that is not ``shown`` has no power, bottleneck or notes, and its evidence level is unknown.
     """
     from simulator.running.build import build_run
     from simulator.running.metrics import own_errors, run_document, summarise
@@ -249,16 +249,15 @@ def observe(
 
 
 UNLOADED_MARGIN = 0.9
-"""Share of a limit that the longest request alone may take, so that no shorter one breaks it. Kernels go by whole
-tiles, so that a few more tokens may take a little less time."""
+"""Maximum share of a limit for the longest request alone, so that no shorter request violates it. The margin is needed
+because kernels process whole tiles, so a few more tokens may take slightly less time."""
 
 
 def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objective) -> bool:
-    """True if every request is sure to meet the objective when it runs alone; if False, runs must decide.
+    """True if every request certainly meets the objective when it runs alone; if False, runs must decide.
 
-    The longest prompt with the longest answer is simulated. No request waits longer for its first token, and no decode
-    step is longer than this request's longest, whatever is accepted: these values bound every mean, percentile and
-    deviation.
+    The longest prompt with the longest answer is simulated. No other request has a longer TTFT or a longer decode step,
+    whatever the acceptance: these values bound every mean, percentile and deviation.
     """
     from simulator.running.run import simulate
 
@@ -279,18 +278,18 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
 
 
 class Held(NamedTuple):
-    """Certainty of a candidate with the model's own error counted."""
+    """Certainty of a candidate, model error included."""
 
     probability: float
     """Probability of meeting the objective."""
     intervals: Mapping[str, list[float]]
-    """90 % intervals of the limited figures, in the form of a run's document."""
+    """90 % intervals of the limited metrics, in the form of a run's document."""
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> Held:
-    """Probability that a candidate meets the objective, and the intervals of its figures.
+    """Probability that a candidate meets the objective, and the intervals of its limited metrics.
 
-    ``seed`` is that of the verdict's first run.
+    ``seed`` is the seed of the verdict's first run.
     """
     drawn, error = slo_ratios_drawn(scenario, seed, objective, verdict)
     seen = verdict.observation
@@ -303,7 +302,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
 def slo_ratios_drawn(
     scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, sources: list[ErrorSource] | None = None
 ) -> tuple[FloatArray, ModelError]:
-    """SLO ratios of a candidate in every draw of the model's error, and that error.
+    """SLO ratios of a candidate in every draw of the model error, and the model error.
 
     ``sources`` may come from another rate: the shares of a step's kernels hardly depend on the rate.
     """
@@ -318,8 +317,8 @@ def slo_ratios_drawn(
 
 
 def judge(objective: Objective, observations: Sequence[Observation], confidence: float = CONFIDENCE) -> Verdict:
-    """The verdict of one or more runs: mean values against the limits, and the agreement of the runs. Several runs give
-    the share that meets the SLO and a Student-t interval; a single run uses its resamples instead.
+    """Verdict from one or more runs: mean values against the limits, and the agreement of the runs. Share and Student-t
+    interval come from several runs; for a single run, from its resamples.
     """
     values = {key: _mean([run.values[key] for run in observations]) for key in objective.keys}
     slo_ratios = {key: objective.slo_ratio(key, value) for key, value in values.items()}
@@ -364,22 +363,22 @@ def highest_rate(
     tolerance: float = TOLERANCE,
     held: float = 0.0,
 ) -> tuple[float, int]:
-    """The highest load at which ``slo_ratio_at`` is at most 1, by interpolation between logarithms.
+    """Highest load at which ``slo_ratio_at`` is at most 1, by interpolation of logarithms.
 
-    The result holds, and ``(1 + tolerance)`` times it does not. Runs at different loads share their random numbers, so
-    what is searched rises except the granularity of batching. A bracket that two loads did not shrink to half is
-    bisected.
+    The result meets the SLO, and ``(1 + tolerance)`` times the result does not. Runs at different loads share their
+    random numbers, so the ratio rises with load except for the granularity of batching. A bracket that two loads have
+    not halved is bisected.
 
     Args:
-        slo_ratio_at: largest slo_ratio of the SLO at a load.
-        guess: where to start, > 0.
+        slo_ratio_at: function from a load to the largest SLO ratio.
+        guess: load at which the search starts, > 0.
         most: highest load to try.
-        tolerance: relative width of the bracket in which it is left.
-        held: a load that is known to hold; lower ones are not tried.
+        tolerance: relative width of the final bracket.
+        held: a load that is known to meet the SLO; lower loads are not tried.
 
     Returns:
-        The load, ``most`` where that still holds, ``held`` where no other was found down to ``LEAST_SHARE`` of the
-        guess; and the number of loads tried.
+        The load and the number of loads tried. The load is ``most`` if that meets the SLO, and ``held`` if no other
+        load does, down to ``LEAST_SHARE`` of the guess.
     """
     rate, step, tried, low, high, last = min(guess, most), 1.25, 0, 0.0, inf, inf
     below, above, widths = 0.0, 0.0, [inf, inf]
@@ -420,15 +419,15 @@ def find_highest_rate(
     interval: bool = False,
     held: float = 0.0,
 ) -> tuple[float, int, Verdict | None, float | None]:
-    """``highest_rate`` of a scenario over common seeds, with the verdict there; what a worker process does.
+    """Search for the highest rate of a scenario over common seeds, with the verdict there; runs in a worker process.
 
-    A rate passes if enough runs meet the objective and, with ``interval``, if the probability of meeting it is at
-    least ``confidence`` with the model's own error counted. Only the run at the highest rate is observed as one that
-    is ``shown``; rates below ``held`` are not tried.
+    A rate passes if enough runs meet the objective and, with ``interval``, if the probability of meeting it, model
+    error included, is at least ``confidence``. Only the run at the highest rate is observed as ``shown``; rates below
+    ``held`` are not tried.
 
     Returns:
-        The rate, the number of runs, the verdict there, and the probability there (at a rate of 0 the highest that was
-        tried; None without ``interval``).
+        The rate, the number of runs, the verdict there, and the probability there (at a rate of 0, the highest
+        probability of all tried rates; None without ``interval``).
     """
     verdicts: dict[float, Verdict] = {}
     chances: dict[float, float] = {}
@@ -464,7 +463,7 @@ def find_highest_rate(
 def trial(
     scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool = False, shown: bool = True
 ) -> list[Observation]:
-    """Runs of one candidate at one load, one after the other: the first alone where it misses by far."""
+    """Run one candidate at one load, seed by seed; only the first seed if that run misses by far."""
     runs: list[Observation] = []
     for seed in seeds:
         try:

@@ -1,4 +1,4 @@
-"""The studies: what ``forerun``, ``simulator`` and the command line lend, a line each."""
+"""Public names of the studies, as exported by ``forerun``, ``simulator`` and the command line."""
 
 from forerun.lazy import lazy_names
 

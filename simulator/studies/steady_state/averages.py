@@ -1,4 +1,4 @@
-"""The averages of one replica under a steady load: the formulas that ``analytic`` names."""
+"""Averages of one replica under a steady load; the formulas are described in ``estimate``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from simulator.studies.steady_state.traffic import Traffic
 from simulator.timing import EngineTimer
 
 FULL = 0.999
-"""Share of the highest rate from which a replica counts as saturated."""
+"""Share of the highest rate above which a replica counts as saturated."""
 LEAST_SHARE = 1e-3
-"""Share of a step that decoding keeps, at least, however many prompts join."""
+"""Minimum share of a step that is left for decoding, however many prompts join."""
 LEAST_BATCH = 1e-6
-"""Decoding requests of a closed loop in which prompts take all the time."""
+"""Number of decoding requests assumed for a closed loop in which prompts take all the time."""
 ROUNDS = 30
 """Maximum iterations of the fixed point of step time and joining prompts."""
 MOST_JOINING = 32
-"""Prompts per step up to which their Poisson number is summed out."""
+"""Maximum number of prompts per step in sums over their Poisson distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """Means of one replica's steady state; None if there is none."""
+    """Means of one replica's steady state; a mean is None without a steady state."""
 
     rate: float
     """Requests per second."""
@@ -51,13 +51,13 @@ class ApiServer:
 
     latency_s: float = 0.0
     work_s: float = 0.0
-    """Mean seconds that the API server works on one request; it takes requests one after another."""
+    """Mean seconds that the API server works on one request; requests are processed one after another."""
     work_square_s2: float = 0.0
     schedules_ahead: bool = False
-    """True if a step is decided while the one before it runs, so that an arrival waits one step longer."""
+    """True if a step is scheduled while the previous step runs, so that an arrival waits one step longer."""
 
     def mean_s(self, rate: float) -> float:
-        """Mean seconds until a request is seen: M/G/1 at the server (Pollaczek-Khinchine), then the latency."""
+        """Mean seconds until a request reaches the scheduler: M/G/1 (Pollaczek-Khinchine), then the latency."""
         wait = rate * self.work_square_s2 / (2 * max(1.0 - rate * self.work_s, LEAST_SHARE))
         return self.latency_s + self.work_s + wait
 
@@ -71,9 +71,9 @@ class SteadyReplica:
     prices: StepPrices
     acceptance_length: float
     places: float
-    """Decoding requests of a full replica, on average."""
+    """Mean number of decoding requests of a full replica."""
     limited_by: str
-    """``places``, ``kv`` or ``tokens``."""
+    """Limit of the batch: ``places``, ``kv`` or ``tokens``."""
     api_server: ApiServer = ApiServer()
 
     @property
@@ -90,7 +90,7 @@ class SteadyReplica:
         return float(max(self._rate_with(batch) for batch in batches.tolist()))
 
     def open_loop(self, rate: float) -> Averages:
-        """Averages at ``rate`` requests per second; saturated near and above the highest."""
+        """Averages at ``rate`` requests per second; saturated near and above the highest rate."""
         if rate < FULL * self.most_rate:
             return self._steady(rate)
         full = self._steady(FULL * self.most_rate)
@@ -99,7 +99,7 @@ class SteadyReplica:
     def closed_loop(self, outstanding: float) -> Averages:
         """Averages with a constant number of ``outstanding`` requests: decoding ones plus prompts in process.
 
-        A request never waits for its own prompt: the others are (N - 1) / N of all prompts.
+        A request never waits for its own prompt: the prompts of other requests are (N - 1) / N of all prompts.
         """
         if not self.work.decode_steps:
             return self._prompts_only(outstanding)
@@ -135,7 +135,7 @@ class SteadyReplica:
         return server.mean_s(others * rate) + waited + (step if server.schedules_ahead else 0.0)
 
     def _prompts_only(self, outstanding: float) -> Averages:
-        """A closed loop of requests of one output token: prompts in steps of as many as fit the budget."""
+        """Averages of a closed loop of requests with one output token: steps of as many prompts as fit the budget."""
         together = np.minimum(outstanding, 1.0 / self.prices.budget_share)
         costs = [np.interp(max(n, 1.0), GROUPS, row) for n, row in zip(together, self.prices.joined_s, strict=True)]
         rate = max(1.0, float(together[0])) / float(costs[0])
@@ -178,11 +178,11 @@ class SteadyReplica:
         )
 
     def _seen_by_arrivals(self, rate: float, step: FloatArray, added: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Steps as arriving requests see them, per priced batch: mean step at arrival, excess of decode steps.
+        """Steps seen by arriving requests, per priced batch: mean step at arrival, and excess of decode steps.
 
         Steps are a branching process: ``S' = d + X_1 + ... + X_A`` with A Poisson of mean R S, so ``Var S = R E[S]
         E[X^2] / (1 - r^2)`` with r = R x. A request arrives in a step of length-biased mean E[S^2] / E[S], the next
-        step also holds its own prompt, and the excess over the mean then decays by r in every decode step.
+        step also includes the request's own prompt, and the excess over the mean then decays by r in every decode step.
         """
         share = np.minimum(rate * added, 1.0 - LEAST_SHARE)
         square = self.prices.joined_square_s2 * np.divide(added, self.prices.joined_s[:, 0]) ** 2
@@ -193,8 +193,8 @@ class SteadyReplica:
         return arriving, first * share * (1.0 - share**steps) / ((1.0 - share) * steps)
 
     def _batch_distribution(self, rate: float, step: FloatArray, seen: FloatArray) -> tuple[FloatArray, float]:
-        """Probability of each number of decoding requests, and the mean number of requests that wait for a place. A
-        full batch is served at the last ``step``; requests see steps of ``seen``."""
+        """Probability of each number of decoding requests, and the mean number of requests that wait for a place.
+        ``step`` are step times by batch (the last for a full batch), ``seen`` the step times that requests see."""
         count = np.arange(1, self.most + 1)
         weights = np.concatenate(([0.0], np.cumsum(np.log(rate * self.work.decode_steps * seen[1:] / count + 1e-300))))
         chances = np.exp(weights - weights.max())
@@ -206,14 +206,14 @@ class SteadyReplica:
         return chances / total, float(queue)
 
     def _scatter(self) -> float:
-        """Allen and Cunneen's factor: half the sum of the squared variations of gaps and decode steps."""
+        """Allen and Cunneen's factor: mean squared coefficient of variation of gaps and decode steps."""
         steps = self.work.steps_of
         mean = float(steps.mean())
         return (self.traffic.arrival_cv2 + (float(steps.var()) / mean**2 if mean else 0.0)) / 2
 
     def _rate_with(self, batch: float, others: float = 1.0) -> float:
-        """Requests per second that a mean batch completes, given the share ``others`` of other prompts. A batch below 1
-        is one request for part of the time."""
+        """Requests per second that a mean batch completes, given the share ``others`` of prompts of other requests. A
+        batch below 1 is one request for part of the time."""
         steps = self.work.decode_steps
         share = float(self._at(np.array([batch]), self.prices.budget_share)[0])
         joining = min(others * batch / steps, 1.0 / share)
@@ -224,7 +224,7 @@ class SteadyReplica:
         return 1.0 / (steps * decode / batch + others * added)
 
     def _step_s(self, rate: float) -> tuple[FloatArray, FloatArray]:
-        """Mean step and mean seconds that a prompt adds, per priced batch: ``s = d / (1 - R x(R s))``."""
+        """Mean seconds of a step, and mean seconds that a prompt adds, per priced batch: ``s = d / (1 - R x(R s))``."""
         decode = self.prices.decode_s
         step = decode
         added = self.prices.joined_s[:, 0]
@@ -237,7 +237,7 @@ class SteadyReplica:
         return step, added
 
     def _added_s(self, joining: FloatArray) -> FloatArray:
-        """Seconds that each prompt adds where a Poisson number of mean ``joining`` joins a step, per priced batch."""
+        """Seconds that each prompt adds if a Poisson number of mean ``joining`` joins a step, per priced batch."""
         counts = np.arange(1, MOST_JOINING + 1)
         costs = self._group_costs
         few = np.maximum(np.minimum(joining, MOST_JOINING / 2), 1e-9)
@@ -253,14 +253,14 @@ class SteadyReplica:
 
     @cached_property
     def _group_costs(self) -> FloatArray:
-        """[batch, 1..MOST_JOINING]: seconds that 1, 2, ... prompts add together."""
+        """Seconds that 1, 2, ... prompts add in total: [batch, 1..MOST_JOINING]."""
         counts = np.arange(1, MOST_JOINING + 1)
         largest = GROUPS[-1]
         rows = [np.interp(counts, GROUPS, row) for row in self.prices.joined_s]
         return np.stack(rows) * np.where(counts > largest, counts / largest, 1.0)
 
     def _own_steps_s(self, batch: FloatArray, joining: FloatArray) -> FloatArray:
-        """Seconds of the steps that hold a request's own prompt, including other prompts that join."""
+        """Seconds of the steps that include a request's own prompt, with other prompts that join."""
         others = np.minimum(np.minimum(joining, 1.0 / self.prices.budget_share), MOST_JOINING / 2)
         chances = _poisson(others, MOST_JOINING)[:, :-1]
         chances = chances / chances.sum(axis=1, keepdims=True)
@@ -268,7 +268,7 @@ class SteadyReplica:
         return self._at(batch, seconds)
 
     def _residual_s(self, rate: float, batch: FloatArray, step: FloatArray) -> FloatArray:
-        """Seconds until the step in which a request arrives is over, by decoding requests."""
+        """Remaining seconds of the step in which a request arrives, by number of decoding requests."""
         decode, chunk_s = self._at(batch, self.prices.decode_s), self._at(batch, self.prices.chunk_s)
         added = self._at(batch, self.prices.joined_s[:, 0])
         square = self._at(batch, self.prices.joined_square_s2)
@@ -279,7 +279,7 @@ class SteadyReplica:
         return np.where(batch > 0, busy, empty)
 
     def _budget_wait_s(self, rate: float, chances: FloatArray, batch: FloatArray) -> float:
-        """Wait while prompts before fill the token budget (Pollaczek-Khinchine, scaled for bursty arrivals)."""
+        """Mean wait while earlier prompts fill the token budget (Pollaczek-Khinchine, scaled for bursty arrivals)."""
         mean = float(chances @ self._at(batch, self.prices.exclusive_s))
         square = float(chances @ self._at(batch, self.prices.exclusive_square_s2))
         burst = (self.traffic.arrival_cv2 + 1.0) / 2
@@ -345,7 +345,7 @@ def make_replica(
 
 
 def _poisson(mean: FloatArray, most: int) -> FloatArray:
-    """[mean, 0..most]: Poisson chances."""
+    """Poisson probabilities of 0 to ``most``: [mean, 0..most]."""
     counts = np.arange(most + 1)
     factorials = np.concatenate(([0.0], np.cumsum(np.log(counts[1:]))))
     logs = counts[None] * np.log(np.maximum(mean, 1e-300))[:, None] - mean[:, None] - factorials[None]

@@ -12,16 +12,16 @@ lasts d(B), and the prompts that join in it add x(B) per request: both are price
   number with mean
   ``R s(B)`` per step; requests arrive in steps that are long and are decoded in the long ones after (``steady_state``).
 * **Places.** B is at most m: ``max_num_seqs``, the requests whose KV fits at their mean length, or the batch at which
-  the token budget just holds the prompts that keep it up. Beyond m requests queue: a geometric tail with ratio
-  ``R n s(m) / m``, its mean scaled by (ca^2 + cs^2) / 2 (A. O. Allen, "Probability, Statistics, and Queueing Theory",
-  1990, section 5.3) for the variation of gaps and outputs.
+  the token budget just holds the prompts that keep it up. Requests beyond m queue: a geometric tail with ratio ``R n
+  s(m) / m``, its mean scaled by (ca^2 + cs^2) / 2 (A. O. Allen, "Probability, Statistics, and Queueing Theory", 1990,
+  section 5.3) for the variation of gaps and outputs.
 * **Highest rate.** ``1 / (n d(m) / m + x(m))``, per replica; above it there is no steady state.
 * **TPOT.** Little's law: a request decodes for ``mean(B) / R`` seconds.
-* **TTFT.** The server's API server (M/G/1), what is left of the step that the request arrives in (residual life,
-  E[s^2] / 2 E[s]), one step more where the engine decides steps ahead, the steps that hold its prompt, the wait while
-  prompts before it fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a place.
-* **Closed loop.** B, the prompts being processed and the queue add up to the concurrency; the rate that does it.
-* **Speculation.** A step delivers the acceptance length of the scenario's acceptance, and costs what the timer says of
+* **TTFT.** The server's API server (M/G/1), the remainder of the step in which the request arrives (residual life,
+  E[s^2] / 2 E[s]), one more step if the engine schedules ahead, the steps with its prompt, the wait while earlier
+  prompts fill the token budget (M/G/1, Pollaczek-Khinchine), and the wait for a place.
+* **Closed loop.** B, the prompts being processed and the queue add up to the concurrency, which determines the rate.
+* **Speculation.** A step delivers the acceptance length of the scenario's acceptance, and costs the timer's seconds of
   target and drafter.
 
 Averages only: percentiles, preemption, start-up and drain are for the event simulation. Below 0.6 of the highest rate
@@ -60,29 +60,29 @@ class Estimate:
     request_rate: float
     """Requests per second of all replicas; for a closed loop, the resulting rate."""
     concurrency: float | None
-    """Mean requests in the system (Little), or the closed loop's."""
+    """Mean number of requests in the system (Little's law); for a closed loop, its concurrency."""
     mean_ttft_s: float | None
     mean_tpot_s: float | None
     mean_e2e_s: float | None
     output_throughput: float
-    """Output tokens per second, all replicas; at most what ``max_request_rate`` gives."""
+    """Output tokens per second, all replicas; at most the throughput at ``max_request_rate``."""
     max_request_rate: float
     """Requests per second that all replicas can serve in the long run."""
     step_s: float
-    """Mean engine step while something decodes, joining prompts included."""
+    """Mean seconds of an engine step with decoding requests, joining prompts included."""
     bottleneck: dict[str, float]
     """Share of engine time bound by compute, memory, interconnect, latency, host; the remainder is idle."""
     acceptance_length: float
     """Tokens per verify step, the bonus token included; 1 without speculation."""
     kv_blocks: int
-    """KV blocks of a replica."""
+    """Number of KV blocks of a replica."""
     chips: int
     basis: str
     notes: tuple[str, ...]
     saturated: bool = False
     """True if the load exceeds the capacity in the long run."""
     batch: float = 0.0
-    """Mean decoding requests of a replica."""
+    """Mean number of decoding requests of a replica."""
     max_batch: int = 0
     """Maximum decoding requests, limited by places, KV memory, or the token budget."""
     limited_by: str = "places"
@@ -102,13 +102,13 @@ def estimate(
         scenario: a ``Scenario``, a dict of its fields, or the path of its file; its arrivals give the load unless one
             of the arguments below is set.
         request_rate: requests per second over all replicas, in an open loop.
-        concurrency: requests outstanding over all replicas, in a closed loop.
+        concurrency: outstanding requests over all replicas, in a closed loop.
         rate: the same as ``request_rate``.
 
     Raises:
-        ForerunError: both loads at once, a load that is not positive, what has no such steady state here (static
-            batching, pipeline stages, pools, failures, sessions, policies that change K), or whatever ``build_run`` and
-            ``generate_requests`` refuse.
+        ForerunError: both loads at once, a load that is not positive, a scenario without a closed form (static
+            batching, pipeline stages, pools, failures, sessions, policies that change K), or any error of ``build_run``
+            and ``generate_requests``.
     """
     scenario = as_scenario(scenario)
     if rate is not None:
@@ -161,13 +161,13 @@ def max_request_rate(scenario: Scenario) -> float:
     """Requests per second that the scenario's replicas can serve in the long run, whatever the latency.
 
     Raises:
-        ForerunError: as ``estimate``.
+        ForerunError: same reasons as in ``estimate``.
     """
     return steady_parts(scenario)[2].most_rate * scenario.hardware.replicas
 
 
 def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
-    """Rate or concurrency of the scenario's own arrivals; a burst is as many outstanding as there are requests."""
+    """Rate or concurrency of the scenario's own arrivals; the concurrency of a burst is its number of requests."""
     workload = scenario.workload
     arrivals = workload.arrivals
     if arrivals is not None and arrivals.max_concurrency is not None:
@@ -183,7 +183,7 @@ def _own_load(scenario: Scenario) -> tuple[float | None, float | None]:
 
 
 def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
-    """The parts of a scenario's replicas, its requests, and the averages of one replica; cached for the next call."""
+    """Build of a scenario, its request lengths, and one replica in steady state; cached for the next call."""
     _refuse(scenario)
     lengths = _lengths(scenario)
     build = kept_build(scenario)
@@ -192,7 +192,7 @@ def steady_parts(scenario: Scenario) -> tuple[Build, Lengths, SteadyReplica]:
 
 
 def _refuse(scenario: Scenario) -> None:
-    """Refuse scenarios that the formulas above do not describe; the event simulation accepts all of them."""
+    """Refuse scenarios that the formulas do not describe; the event simulation accepts all of these."""
     policy = "fixed" if scenario.speculation is None else named(scenario.speculation.policy).name
     reasons = {
         f"engine.scheduler: {scenario.engine.scheduler} batching has": not scenario.engine.rules.continuous,
@@ -211,7 +211,7 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def kept_build(scenario: Scenario) -> Build:
-    """The parts of a scenario; cached for later scenarios that differ only in workload or SLO."""
+    """Build of a scenario; cached for later scenarios that differ only in workload or SLO."""
     key = _key(scenario.model_dump(exclude={"workload", "slo"}))
     return _BUILDS.get(key, lambda: build_run(scenario))
 
@@ -244,6 +244,6 @@ def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Ave
 
 
 def _key(data: Any) -> tuple[str, ...]:
-    """``data`` as text, and the state of every file it names: a changed profile or trace is read anew."""
+    """Cache key: ``data`` as text, and the state of every file in it, so that changed files are read again."""
     stats = {path: path.stat() for _, _, path in file_fields(data)}
     return (repr(data), *sorted(f"{path} {status.st_mtime_ns} {status.st_size}" for path, status in stats.items()))

@@ -1,4 +1,4 @@
-"""Step times of a replica by batch size, from the step timer: decode steps, and prompts that join them."""
+"""Step times of a replica by batch size, from the step timer: decode steps, and prompts that join decode steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Windows = Sequence[int | None]
 
 
 def decode_steps(windows: Windows, seqs: IntArray, query_len: int, context_tokens: IntArray) -> StepWork[IntArray]:
-    """Steps in which ``seqs[i]`` sequences of ``context_tokens[i]`` keys each compute ``query_len`` tokens.
+    """Work of steps in which ``seqs[i]`` sequences of ``context_tokens[i]`` keys each compute ``query_len`` tokens.
 
     Args:
-        windows: attention windows, as ``EngineTimer.windows``.
+        windows: attention windows, as in ``EngineTimer.windows``.
         seqs: sequences per step, >= 1.
         query_len: 1 to decode, K+1 to verify K draft tokens.
         context_tokens: keys per sequence, the new tokens included, >= ``query_len``.
@@ -35,7 +35,7 @@ def decode_steps(windows: Windows, seqs: IntArray, query_len: int, context_token
 
 
 def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> StepWork[IntArray]:
-    """The steps that prefill one prompt alone, in chunks of at most ``max_tokens``."""
+    """Work of the steps that prefill a single prompt in chunks of at most ``max_tokens``."""
     starts = np.arange(0, prompt_tokens, max_tokens, dtype=np.int64)
     sizes = np.minimum(max_tokens, prompt_tokens - starts)
     chunks = list(zip(sizes.tolist(), starts.tolist(), strict=True))
@@ -56,14 +56,14 @@ def prompt_chunks(windows: Windows, prompt_tokens: int, max_tokens: int) -> Step
 STRATA = 16
 """Number of prompts that represent the distribution of prompt lengths."""
 GROUPS = (1, 2, 3, 4, 6, 8, 12)
-"""Numbers of prompts that join one step together."""
+"""Numbers of prompts that join a step together, for which steps are priced."""
 OTHER_STRATUM = 5
-"""Distance of the strata that share a group: without a common factor with ``STRATA``."""
+"""Distance between the strata of prompts in one group; coprime to ``STRATA``."""
 BATCHES_TO = 8
 BATCH_RATIO = 1.25
-"""Batches at which steps are priced: every one up to 8, then a quarter larger each time."""
+"""Ratio of consecutive batch sizes at which steps are priced, above 8; up to 8, every size is priced."""
 CONTEXT_POINTS = (1 / 6, 1 / 2, 5 / 6)
-"""Shares of a request's decoding at which its context is looked at."""
+"""Points of a request's decoding, as shares of it, at which its context is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class RequestWork:
     steps_of: FloatArray
     """Verify (or decode) steps of each request of the population."""
     kv_tokens: float
-    """KV slots that a decoding request holds, averaged over the steps of all requests."""
+    """Mean KV slots of a decoding request, over the steps of all requests."""
     keys: tuple[float, ...]
-    """Keys that a decoding request reads in a step, per attention window."""
+    """Mean keys that a decoding request reads in a step, per attention window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,18 @@ class StepPrices:
     batches: FloatArray
     decode_s: FloatArray
     chunk_s: FloatArray
-    """Seconds of a step with prompts that decoding takes; 0 if prompts have steps of their own."""
+    """Seconds of decoding within a step with prompts; 0 if prompts have separate steps."""
     joined_s: FloatArray
     """[batch, group]: mean seconds that a group of prompts adds to the steps it joins, per group of ``GROUPS``."""
     joined_square_s2: FloatArray
     """[batch]: mean square of the seconds that one prompt adds."""
     chunks: FloatArray
-    """[batch]: steps over which one prompt is spread, mean."""
+    """[batch]: mean number of steps over which one prompt is spread."""
     exclusive_s: FloatArray
-    """[batch]: mean seconds for which one prompt fills the token budget, and nothing else can join."""
+    """[batch]: mean seconds during which one prompt fills the token budget, so that no other prompt can join."""
     exclusive_square_s2: FloatArray
     budget_share: FloatArray
-    """[batch]: share of a step's token budget that one prompt takes, mean."""
+    """[batch]: mean share of a step's token budget that one prompt uses."""
     decode_bounds: FloatArray
     """[batch, bound]: seconds of the decode step by limiting resource, in the order of ``BOUNDS``."""
     joined_bounds: FloatArray
@@ -107,13 +107,13 @@ class StepPrices:
 def verify_steps(tokens: FloatArray, survival: FloatArray | None) -> FloatArray:
     """Mean number of verify steps that deliver ``tokens`` tokens.
 
-    With X tokens per step (accepted and one more), ``T / E[X] + (E[X^2] - E[X]) / (2 E[X]^2)``: the renewal function of
-    a whole-numbered step, W. Feller, "An Introduction to Probability Theory and Its Applications" vol. 1 (1968),
+    With X tokens per step (accepted tokens and one more), ``T / E[X] + (E[X^2] - E[X]) / (2 E[X]^2)``: the renewal
+    function of an integer step, W. Feller, "An Introduction to Probability Theory and Its Applications" vol. 1 (1968),
     XIII.12, problem 19. Without speculation, T itself.
 
     Args:
         tokens: tokens after the first, >= 0.
-        survival: chance that at least i draft tokens are accepted, or None without speculation.
+        survival: probability that at least i draft tokens are accepted, or None without speculation.
     """
     if survival is None:
         return tokens
@@ -126,7 +126,7 @@ def verify_steps(tokens: FloatArray, survival: FloatArray | None) -> FloatArray:
 def request_work(
     traffic: Traffic, limits: EngineLimits, windows: tuple[int | None, ...], survival: FloatArray | None
 ) -> RequestWork:
-    """Decode steps of the population's requests, and their step-weighted contexts."""
+    """Decode steps of the population's requests, and step-weighted means of their contexts."""
     steps = verify_steps(traffic.output_tokens - 1, survival)
     total = float(steps.sum())
     weights = steps / total if total else np.full(len(steps), 1 / len(steps))
@@ -164,9 +164,8 @@ def steady_step_costs(
 ) -> StepPrices:
     """Price decode steps and joining prompts for batches up to ``most``.
 
-    A prompt that does not fit the room that decoding leaves in the token budget of its attention group is spread over
-    as many steps as it needs; each is priced as its average chunk. Under ``prefill_first`` prompts run in steps of
-    their own.
+    A prompt that does not fit into the token budget left by decoding in its attention group is spread over several
+    steps, each priced as the average chunk. Under ``prefill_first``, prompts run in separate steps.
     """
     batches = batch_grid(most)
     decode_bounds = _decode_bounds(timer, limits, work, batches)
@@ -200,14 +199,14 @@ def steady_step_costs(
 
 
 def _decode_bounds(timer: EngineTimer, limits: EngineLimits, work: RequestWork, batches: IntArray) -> FloatArray:
-    """[batch, bound]: seconds of steps that only decode."""
+    """Seconds of decode-only steps by batch and limiting resource: [batch, bound]."""
     bounds = _bounds(timer.costs(_step_work(limits, work, batches, None)))
     bounds[batches == 0] = 0.0
     return bounds
 
 
 class _Joining(NamedTuple):
-    """Groups of prompts that join a batch: arrays [batch, group, stratum]; per window in front where named so."""
+    """Groups of prompts that join a batch: arrays [batch, group, stratum]; per-window arrays have a first axis more."""
 
     steps: FloatArray
     """Number of steps over which the group is spread; the other fields describe the average step."""
@@ -236,8 +235,8 @@ def _joining(
     windows: tuple[int | None, ...],
     groups: int,
 ) -> _Joining:
-    """Groups of ``size`` prompts that join together, one per stratum: its own prompt and others spread over all strata.
-    Each of ``groups`` attention groups has an equal part of the budget."""
+    """Groups of ``size`` prompts that join together, one per stratum: the stratum's own prompt and prompts spread over
+    all strata. Each of ``groups`` attention groups has an equal part of the budget."""
     members = (np.arange(STRATA)[:, None] + np.arange(size)[None] * OTHER_STRATUM) % STRATA
     fresh, before = new[members], cached[members]
     total = fresh.sum(axis=1)
@@ -269,7 +268,7 @@ def _joining(
 def _reads(
     new: FloatArray, cached: FloatArray, pieces: FloatArray, window: int | None
 ) -> tuple[FloatArray, FloatArray]:
-    """(query, key) pairs and keys read of prompts with ``new`` tokens after ``cached`` ones, in equal pieces."""
+    """(query, key) pairs and keys read by prompts with ``new`` tokens after ``cached`` tokens, in equal pieces."""
     limit = np.inf if window is None else float(window)
     size = np.broadcast_to(new / pieces, pieces.shape)
     reached = cached + new * (pieces + 1) / (2 * pieces)
@@ -283,17 +282,17 @@ def prompt_steps(
     prompt_budget: IntArray,
     decoding: StepWork[IntArray] | None,
 ) -> tuple[FloatArray, StepWork[IntArray]]:
-    """Steps in which equal prompts join; a group that does not fit the token budget is spread over several.
+    """Work of steps in which equal prompts join; a group that exceeds the token budget is spread over several steps.
 
     Args:
-        windows: attention windows, as ``EngineTimer.windows``.
-        prompts: prompts that join together, >= 1.
-        prompt_tokens: tokens of each, >= 1.
-        prompt_budget: prompt tokens that a step takes, >= 1.
-        decoding: decode work in the same steps; None: nothing.
+        windows: attention windows, as in ``EngineTimer.windows``.
+        prompts: number of prompts that join together, >= 1.
+        prompt_tokens: tokens of each prompt, >= 1.
+        prompt_budget: maximum prompt tokens of a step, >= 1.
+        decoding: decode work in the same steps; None = none.
 
     Returns:
-        Steps over which each group is spread, and the average one of them.
+        Number of steps over which each group is spread, and the work of the average step.
     """
     pieces = np.maximum(1.0, np.ceil(prompt_tokens / prompt_budget))
     steps = np.maximum(1.0, np.ceil(prompts * prompt_tokens / prompt_budget))
@@ -318,7 +317,7 @@ def prompt_steps(
 def _step_work(
     limits: EngineLimits, work: RequestWork, batch: IntArray, joining: _Joining | None
 ) -> StepWork[IntArray]:
-    """Steps as a flat ``StepWork``, as the timer takes them."""
+    """Work of the steps as a flat ``StepWork`` for the timer."""
 
     def whole(values: FloatArray) -> IntArray:
         return np.rint(values).astype(np.int64).ravel()
@@ -337,5 +336,5 @@ def _step_work(
 
 
 def _bounds(costs: Costs) -> FloatArray:
-    """Seconds by bound: [step, bound]."""
+    """Seconds by step and bound: [step, bound]."""
     return np.stack([getattr(costs, f"{bound}_s") for bound in BOUNDS], axis=-1)

@@ -14,25 +14,25 @@ from simulator.workload import RequestStream
 from simulator.workload.generate import conversation
 
 SPAN_S = 60.0
-"""Seconds of arrivals at least: a queue that grows must have the time to show."""
+"""Minimum span of arrivals in seconds, so that a growing queue becomes visible."""
 SPAN_LIMITS = 20.0
 """Minimum span of arrivals as a multiple of the longest wait that matters, or of a request's latency under load."""
 LOADED = 3.0
-"""Latency under load over that of a request alone: requests take two to three times as long near a crossover."""
+"""Latency under load relative to a request alone: requests take two to three times as long near a crossover."""
 LEAST_SPAN_S, LEAST_SPAN_LIMITS = 10.0, 10.0
 """Seconds of arrivals, and multiples of the wait, below which a run is too short for a verdict."""
 CONVERSATIONS_LONGER = 3.0
-"""Factor on the span of conversations: a turn that waits delays the next, so that overload shows slowly."""
+"""Factor on the span of conversations: a waiting turn delays the next turn, so overload becomes visible slowly."""
 MOST_REQUESTS = 30_000
-"""Requests beyond which a run is not made longer."""
+"""Maximum number of requests to which a run is lengthened."""
 
 
 def steady_requests(scenario: Scenario, rate: float, longest_wait_s: float = 0.0) -> int:
     """Number of requests that shows the steady state of ``rate`` requests or conversations per second.
 
     Args:
-        scenario: for the duration of requests and the turns of conversations.
-        rate: of the arrivals.
+        scenario: scenario that determines the duration of requests and the turns of conversations.
+        rate: arrival rate, requests or conversations per second.
         longest_wait_s: longest wait for a first token that an SLO allows.
     """
     turns, rising_s = conversation(scenario.workload)
@@ -52,7 +52,7 @@ def most_telling_rate(scenario: Scenario, requests: int, longest_wait_s: float) 
 
 
 def loaded_latency_s(scenario: Scenario) -> float:
-    """Latency of the mean request under load: ``LOADED`` times that of one alone; 0 if none can be served."""
+    """Latency of the mean request under load: ``LOADED`` times its latency alone; 0 if no request can be served."""
     try:
         alone_s = estimate(scenario, concurrency=1.0).mean_e2e_s or 0.0
     except ForerunError:
@@ -61,7 +61,7 @@ def loaded_latency_s(scenario: Scenario) -> float:
 
 
 def _simulated_alone_s(scenario: Scenario) -> float:
-    """Latency of the mean request alone, if there is no closed form."""
+    """Simulated latency of the mean request alone, for scenarios without a closed form."""
     from simulator.running.run import serve
 
     try:

@@ -1,4 +1,4 @@
-"""The requests of a workload as the analytic model sees them: lengths, cached prompt starts, rate, burstiness."""
+"""Requests of a workload for the analytic model: lengths, cached prompt prefixes, rate, burstiness."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from simulator.workload.generate import draw_lengths, generate_requests
 POPULATION = 4096
 """Number of draws that represent a synthetic length distribution."""
 MOST_LOOKUPS = 50_000
-"""Block look-ups after which the prefix cache of a trace counts as measured."""
+"""Number of block look-ups after which the hit rate of a trace's prefix cache counts as measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompt and output tokens of a population of requests, and how their arrivals scatter."""
+    """Prompt and output tokens of a population of requests, and the variability of their arrivals."""
 
     input_tokens: IntArray
     output_tokens: IntArray
@@ -30,7 +30,7 @@ class Lengths:
     trace_rate: float | None = None
     """Requests per second of a trace's own arrivals."""
     stream: RequestStream | None = None
-    """The trace itself, where prefixes can be shared."""
+    """The trace's requests, if prefixes can be shared; else None."""
     notes: tuple[str, ...] = ()
 
 
@@ -47,7 +47,7 @@ class Traffic:
 
     @property
     def new_tokens(self) -> FloatArray:
-        """Prompt tokens that are computed."""
+        """Prompt tokens that are computed, that is, not cached."""
         return self.input_tokens - self.cached_tokens
 
 
@@ -79,7 +79,7 @@ def population(workload: WorkloadConfig) -> Lengths:
 
 
 def arrival_cv2(arrivals: ArrivalsConfig | None) -> float:
-    """Squared coefficient of variation of the gaps: ``1 / burstiness`` of gamma gaps, 0 of constant ones."""
+    """Squared coefficient of variation of the arrival gaps: ``1 / burstiness`` for gamma gaps, 0 for constant gaps."""
     if arrivals is None:
         return 1.0
     if arrivals.process == "gamma":
@@ -120,11 +120,11 @@ def traffic(lengths: Lengths, limits: EngineLimits, replicas: int, prefix_cachin
 
 
 def cached_prompt_tokens(stream: RequestStream, limits: EngineLimits, replicas: int) -> FloatArray:
-    """Prompt tokens of each request that the LRU prefix cache of one replica (or group) holds when it arrives.
+    """Prompt tokens of each request that are in the LRU prefix cache of one replica (or group) at its arrival.
 
-    The replica sees every ``replicas``-th request, as round-robin routing hands them out, and its cache has all of its
-    KV blocks: running requests, which take some, are left out, so hits are somewhat high when memory is short.
-    Requests of other replicas, and those after ``MOST_LOOKUPS`` blocks, get the mean share of the first.
+    The replica sees every ``replicas``-th request, as with round-robin routing, and its cache may use all of its KV
+    blocks: blocks of running requests are ignored, so hits are somewhat too high if memory is scarce. Requests of other
+    replicas, and requests after ``MOST_LOOKUPS`` blocks, get the mean share of the measured requests.
     """
     hashes = stream.prefix_hashes
     assert hashes is not None

@@ -72,18 +72,18 @@ def sweep(
     """Run every combination of values.
 
     Args:
-        scenario: a scenario or study, or the file of either.
+        scenario: a scenario or study, or the file of one.
         vary: values or a ``Range`` by dotted path, such as ``{"engine.max_num_seqs": [64, 256]}``.
-        store: file that keeps results from call to call and between processes, so that nothing is run twice; None
-            keeps them in memory.
+        store: file with results that calls and processes share, so that no point is run twice; None = results stay in
+            memory.
         design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points. samples: points to
         draw. seed: first seed of every point, and of the draws. replications: runs of every point. metric: metric that
         selects the best point. jobs: processes; default: one per core. Results do not depend on it. cluster: ``local``
-        or the address of a Dask scheduler, in place of processes of this machine. retry_failed: run points again that
-        failed before. progress: called with (points finished, points in all).
+        or the address of a Dask scheduler, in place of processes of this machine. retry_failed: whether to run points
+        again that failed before. progress: called with (points finished, points in all).
 
     Raises:
-        ForerunError: a path that scenarios do not have, an empty design, a store or a cluster that cannot be used.
+        ForerunError: a path that does not exist, an empty design, or an unusable store or cluster.
     """
     from simulator.studies.paired import checked_metric
     from simulator.studies.sweep.study import Study

@@ -18,14 +18,14 @@ from simulator.studies.sweep.store import Outcome, SweepStore
 T = TypeVar("T")
 
 CONNECT_S = 5.0
-"""Timeout for a first answer of a cluster, seconds."""
+"""Timeout for the first response of a cluster, seconds."""
 NO_WORKERS_S = 30.0
 """Seconds that a cluster may be without workers or unreachable."""
 LOCAL = "local"
 WAKE_S = 1.0
-"""Seconds between checks of the loop while no point finishes."""
+"""Maximum seconds between iterations of the loop while no point finishes."""
 OTHERS_POLL_S = 0.2
-"""Seconds between checks whether another process has finished the remaining points."""
+"""Seconds between checks for points that another process has finished."""
 
 
 class SweepWorkers(Workers):
@@ -36,7 +36,7 @@ class SweepWorkers(Workers):
 
     @property
     def slots(self) -> int:
-        """Points to have under way at once; a little more than run, so that none waits for the next."""
+        """Number of points to submit at once; slightly more than can run, so that no worker waits."""
         return 2 * self._count
 
 
@@ -70,7 +70,7 @@ class DaskWorkers(SweepWorkers):
 
     @property
     def slots(self) -> int:
-        """Two per thread of the cluster's workers."""
+        """Number of points to submit at once: two per thread of the cluster's workers."""
         threads = 0
         if self._client.status == "running":
             try:
@@ -90,7 +90,7 @@ class DaskWorkers(SweepWorkers):
         return 0
 
     def start(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> StartedWork[T]:
-        """Send ``work``. Its result raises a ``WorkerDiedError`` where several workers died over it."""
+        """Submit ``work``. Its result raises a ``WorkerDiedError`` if several workers crashed on it."""
         future: Future[T] = self._executor.submit(work, *args, **kwargs)
 
         def result() -> T:
@@ -113,7 +113,7 @@ class DaskWorkers(SweepWorkers):
 def execute(
     points: Mapping[str, Point], store: SweepStore, workers: SweepWorkers, progress: ProgressCall | None = None
 ) -> None:
-    """Run every open point of ``store``; returns when all are done or failed, by this process or another."""
+    """Run every open point of ``store``; returns when all points are done or failed, in this or another process."""
     under_way: dict[Future[Outcome], tuple[str, StartedWork[Outcome]]] = {}
     while store.unfinished:
         for key in store.claim(workers.slots - len(under_way)):

@@ -1,4 +1,4 @@
-"""Points of a sweep: what each runs, the key that its result is kept under, and running it."""
+"""Points of a sweep: their scenarios, the keys of their results, and the function that runs a point."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario
 
 PACKAGES = ("simulator", "hwprofiles", "traces")
-"""Packages whose source and data a result depends on, besides its scenario."""
+"""Packages whose source and data a result depends on, in addition to its scenario."""
 DROPPED = ("scenario", "engine", "per_replication")
-"""Parts of a run's document that a point does not keep: known already, or different in every run."""
+"""Parts of a run's document that a point omits: already known, or different in every run."""
 ONE_AT_A_TIME = threading.Lock()
-"""Workers with several threads still simulate one point at a time."""
+"""Lock with which workers that have several threads simulate one point at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Point:
     name: str
     set: Mapping[str, Any]
     scenario: Scenario | None
-    """None if the combination is no valid scenario; ``error`` says why."""
+    """Scenario of the point; None if the combination is invalid, with the reason in ``error``."""
     seed: int
     replications: int
     key: str
@@ -59,10 +59,10 @@ def refused_point(
 
 
 def point_key(scenario: Scenario, seed: int, replications: int) -> str:
-    """The name of a result: a hash of all that it depends on.
+    """Key of a result: a hash of everything that the result depends on.
 
-    That is the scenario with the content of every file it names, the seeds, and the version of Forerun down to its
-    source, so that results of different origin are never mixed.
+    These are the scenario with the content of every file in it, the seeds, and Forerun's version and source code, so
+    that results of different origin are never mixed.
     """
     data = scenario.model_dump(mode="json", exclude_none=True)
     for holder, name, path in file_fields(data):
@@ -86,11 +86,11 @@ def build_mark() -> str:
 
 
 def run_point(task: Mapping[str, Any]) -> Json:
-    """Run a point; made to be called in a worker process on any machine.
+    """Run a point; callable in a worker process on any machine.
 
     Returns:
-        ``{"document": ...}``, or ``{"error": ...}`` when the point cannot be run, or ``{"build": ...}`` when this
-        worker has another version of Forerun than the one that asks.
+        ``{"document": ...}``, ``{"error": ...}`` if the point cannot be run, or ``{"build": ...}`` if this worker's
+        version of Forerun differs from the caller's.
     """
     if task["build"] != build_mark():
         return {"build": build_mark()}

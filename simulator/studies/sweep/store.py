@@ -1,4 +1,4 @@
-"""Store of a sweep: a text file with a line for each finished point, which several sweeps may share.
+"""Store of a sweep: a text file with one line per finished point, which several sweeps may share.
 
 A line has the point's key, a checksum and the result as JSON. A line that was cut short or edited fails its checksum,
 and its point is run again. While a point runs, its sweep holds an operating-system lock on a byte far beyond the text
@@ -25,10 +25,10 @@ from simulator.studies.sweep.points import Point
 STORE_VERSION = 3
 HEADER = b"forerun sweep store %d\n"
 CLAIMS_AT = 1 << 30
-"""Offset of the bytes that are locked for points under way."""
+"""File offset of the bytes that are locked for running points."""
 
 Outcome = dict[str, Any]
-"""``document`` of a point that was run, or the ``error`` for which it could not be."""
+"""Outcome of a point: its ``document``, or the ``error`` for which it could not be run."""
 
 
 class SweepStore:
@@ -41,7 +41,7 @@ class SweepStore:
         """Outcomes of the study's points by key, including refused points."""
         self._open = deque(point.key for point in points if point.error is None)
         self.runs: Counter[str] = Counter()
-        """Recorded results by key, of all points in the store."""
+        """Number of recorded results by key, over all points in the store."""
         self.damaged = 0
         """Number of the study's points with a damaged result, which will run again."""
         self._damaged: set[str] = set()
@@ -83,11 +83,11 @@ class SweepStore:
 
     @property
     def others(self) -> int:
-        """Points in the store that are not of this study: other scenarios, seeds or versions."""
+        """Number of points in the store that belong to other studies (scenarios, seeds or versions)."""
         return len(self.runs.keys() - self._keys)
 
     def claim(self, count: int) -> list[str]:
-        """Keys of up to ``count`` open points, now this process's to run."""
+        """Claim up to ``count`` open points for this process; returns their keys."""
         claimed: list[str] = []
         for _ in range(len(self._open)):
             if len(claimed) >= count:
@@ -124,12 +124,12 @@ class SweepStore:
         self._unlock(key)
 
     def retry_failed(self) -> None:
-        """Open the failed points of this study again; call it before the first claim."""
+        """Reopen the failed points of this study; call this before the first claim."""
         for key in [key for key, outcome in self.outcomes.items() if "error" in outcome and self.runs[key]]:
             del self.outcomes[key]
 
     def refresh(self) -> None:
-        """Read the results that any process has recorded since the last read."""
+        """Read results that any process has recorded since the last read."""
         if self._file is None:
             return
         with self._plain_errors():
@@ -173,7 +173,7 @@ class SweepStore:
 
     @contextmanager
     def _plain_errors(self) -> Iterator[None]:
-        """An error of the file system as one line that names the file and what to do."""
+        """Convert file-system errors into one line that names the file and the way out."""
         try:
             yield
         except OSError as error:

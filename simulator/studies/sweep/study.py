@@ -46,7 +46,7 @@ class SweptPoint(DocumentPart):
     """``done`` or ``failed``."""
 
     def value(self, metric: str) -> float | None:
-        """A metric of its runs; None if it failed or did not measure it."""
+        """A metric of the point's runs; None if the point failed or did not measure it."""
         return None
 
     def words(self, path: str) -> str:
@@ -63,7 +63,7 @@ class FailedPoint(SweptPoint):
 
 @dataclass(frozen=True, kw_only=True)
 class DonePoint(SweptPoint):
-    """A point with its result: parts of its run's document."""
+    """A point with its result, which is part of its run's document."""
 
     summary: Json
     intervals: Json | None
@@ -109,22 +109,22 @@ class PointResult:
     status: str
     """``done`` or ``failed``."""
     document: Mapping[str, Any] | None
-    """The run document without its scenario; None if the point failed."""
+    """Document of the run without its scenario; None if the point failed."""
     error: str | None
     runs: int
     """Number of recorded results: 1, or 0 for a point that was refused unrun."""
 
     @property
     def summary(self) -> Mapping[str, Any] | None:
-        """The summary of the run, keyed as vLLM's benchmark."""
+        """Summary of the run, keyed as in vLLM's benchmark; None if the point failed."""
         return None if self.document is None else self.document["summary"]
 
 
 class SweepResult(StudyResult[SweepDocument]):
-    """All points of a finished sweep, in the order of its design; its data frame has a row for each.
+    """All points of a finished sweep, in the order of its design; its data frame has one row per point.
 
     Args:
-        document: the contract's ``sweep`` JSON.
+        document: the ``sweep`` JSON.
         points: outcomes of the points.
         command: shell command that runs the points again.
     """
@@ -169,7 +169,7 @@ class SweepResult(StudyResult[SweepDocument]):
         return Summary({**self.data.counts, "best": name, metric: best, "answer": self.conclusion})
 
     def records(self) -> list[Json]:
-        """A row for each point: its settings, and its summary."""
+        """One row per point: its settings and its summary."""
         rows = []
         for point in self.data.points:
             done = isinstance(point, DonePoint)
@@ -183,7 +183,7 @@ class SweepResult(StudyResult[SweepDocument]):
         return rows
 
     def tables(self) -> list[Table]:
-        """Points, the best by the metric first, and reasons of failed points."""
+        """Tables of points, best by the metric first, and of the reasons of failed points."""
         points, metric = self.data.points, self.data.metric
         paths = list(dict.fromkeys(path for point in points for path in point.set))
         named = any(point.name != settings_name(point.set) for point in points) or not paths
@@ -214,16 +214,16 @@ class SweepResult(StudyResult[SweepDocument]):
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
 BRIEF = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms")
-"""Columns that a terminal shows without ``--full``, after the metric, good requests and cost."""
+"""Columns that a terminal shows without ``--full``, after metric, good requests and cost."""
 MOST_LOADS = 6
-"""Loads whose best point the sentence names."""
+"""Maximum number of loads whose best point the conclusion lists."""
 SWEEP_ROWS = 40
 SAME = 0.01
 """Relative difference between best and worst point below which all points count as equal."""
 
 
 def by_load(points: Sequence[DonePoint]) -> list[list[DonePoint]]:
-    """The points of each load, the lowest first, where loads and other fields vary together; else one group of all."""
+    """Points grouped by load, ascending, if loads and other fields vary together; else one group of all points."""
     groups: dict[tuple[float, ...], list[DonePoint]] = {}
     for point in points:
         groups.setdefault(load_of(point.set), []).append(point)
@@ -233,7 +233,7 @@ def by_load(points: Sequence[DonePoint]) -> list[list[DonePoint]]:
 
 
 def _good_cell(slo: Mapping[str, Any] | None) -> Value:
-    """Share of good requests, toned by whether the SLO is met."""
+    """Cell with the share of good requests, coloured by whether the SLO is met."""
     if slo is None or slo["good_share"] is None:
         return None
     return Cell(percent(slo["good_share"]), tone="good" if slo["met"] else "bad", value=slo["good_share"])
@@ -252,16 +252,16 @@ class Study:
     """Points around a scenario.
 
     Args:
-        scenario: a scenario, a study read from a file, or the path of either's file.
-        vary: lists of values, or ``Range``, by dotted path; joins what a study file varies.
-        variants: settings by name; every variant meets every combination of ``vary``.
+        scenario: a scenario, a study read from a file, or the path of a scenario or study file.
+        vary: lists of values, or ``Range``, by dotted path; added to the fields that a study file varies.
+        variants: settings by name; every variant is combined with every point of ``vary``.
         design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points.
-        samples: points to draw.
+        samples: number of points to draw.
         seed: first seed of every point, and seed of the draws.
         replications: runs of every point, with seeds ``seed``, ``seed + 1``, ...
 
     Raises:
-        ForerunError: a path that scenarios do not have, a value that fits in no combination, an empty design.
+        ForerunError: a path that does not exist, a value that is invalid in every combination, or an empty design.
     """
 
     def __init__(
@@ -295,10 +295,10 @@ class Study:
         retry_failed: bool = False,
         metric: str = "mean_e2el_ms",
     ) -> SweepResult:
-        """Run every point that the store does not hold yet.
+        """Run every point without a result in the store.
 
         Args:
-            store: file that keeps results from run to run and between processes; None keeps them in memory.
+            store: file with results that runs and processes share; None = results stay in memory.
             jobs: processes; default: one per core. Results do not depend on it.
             cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
             progress: called with (points finished, points in all).
@@ -306,7 +306,7 @@ class Study:
             metric: metric that selects the best point.
 
         Raises:
-            ForerunError: the store or the cluster cannot be used; what has finished is kept.
+            ForerunError: the store or the cluster cannot be used; finished results are retained.
         """
         keys = {point.key: point for point in self.points}
         most = min(jobs, len(keys)) if jobs else None
@@ -353,7 +353,7 @@ class Study:
 def _combined(
     named: Sequence[tuple[str, Settings]], points: Sequence[Settings] | None
 ) -> list[tuple[str | None, Json]]:
-    """Every variant with every point of the design."""
+    """Combine every variant with every point of the design."""
     if points is None:
         return [(name, dict(settings)) for name, settings in named]
     bases: list[tuple[str | None, Settings]] = [*named] or [(None, {})]
@@ -367,7 +367,7 @@ def _combined(
 def _points(
     settings: Sequence[tuple[str | None, Json]], source: StudyFile, seed: int, replications: int
 ) -> tuple[Point, ...]:
-    """The points; combinations that are no valid scenario are kept with their error."""
+    """Build the points; invalid combinations become points with an error."""
     points: list[Point] = []
     valid: set[tuple[str, str]] = set()
     refused: dict[tuple[str, str], str] = {}
@@ -400,7 +400,7 @@ def _swept(point: PointResult) -> DonePoint | FailedPoint:
 
 
 def sweep_sentence(data: SweepDocument) -> str:
-    """The best point by the metric, at each load where loads vary, the worst, and the number that failed."""
+    """Conclusion: best point by the metric (per load if loads vary), worst point, and number of failed points."""
     metric, failed = data.metric, data.counts["failed"]
     lost = f"; {failed} of {len(data.points)} points failed" if failed else ""
     unit = " ms" if metric.endswith("_ms") else ""

@@ -1,1 +1,1 @@
-"""Speculation that pays, by batch and context."""
+"""Tuning of speculation: best number of draft tokens by batch and context."""

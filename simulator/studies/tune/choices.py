@@ -1,4 +1,4 @@
-"""Alternatives to a scenario's draft: shorter and longer chains, smaller trees, each with its acceptance."""
+"""Alternatives to a scenario's drafts: shorter and longer chains, smaller trees, each with its acceptance."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SMALLEST_TREE = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """One way to draft, ready to be priced."""
+    """One way to draft: a chain or a tree with its acceptance."""
 
     name: str
     tokens: int
-    """Draft tokens that a step verifies: K, or the nodes of the tree."""
+    """Number of draft tokens that a step verifies: K, or the nodes of the tree."""
     scenario: Scenario
     survival: FloatArray
-    """Chance that at least 1, 2, ... draft tokens are accepted."""
+    """Probability that at least 1, 2, ... draft tokens are accepted."""
     drift: ContextFall | None
 
     def length(self, contexts: IntArray, factor: float = 1.0) -> FloatArray:
@@ -38,7 +38,7 @@ class DraftChoice:
 
         Args:
             contexts: tokens in the cache.
-            factor: on every conditional rate, for intervals; no rate rises above 1.
+            factor: factor on every conditional acceptance rate, for intervals; no rate rises above 1.
         """
         before = np.concatenate(([1.0], self.survival[:-1]))
         rates = np.divide(self.survival, before, out=np.zeros_like(self.survival), where=before > 0.0)
@@ -52,11 +52,11 @@ class DraftChoice:
 
 
 def draft_choices(scenario: Scenario, tokens: Sequence[int] | None = None) -> tuple[DraftChoice, ...]:
-    """The chains or trees to choose from, fewest tokens first.
+    """Chains or trees to choose from, fewest tokens first.
 
     Shorter chains use the scenario's own acceptance: the first positions' acceptance does not depend on how many
-    follow. Longer chains are tried only if the acceptance extends to further positions. Trees are taken as they are; a
-    grown tree whose acceptance is given by rates of the drafter is also tried with fewer nodes.
+    follow. Longer chains are tried only if the acceptance extends to further positions. Trees are not changed; only
+    dynamic trees whose acceptance is given by the drafter's rates are also tried with fewer nodes.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -106,7 +106,7 @@ def _known_positions(speculation: SpeculationConfig) -> int:
 
 
 def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
-    """Survival to ``deepest``; a measured acceptance length fixes the rates at the scenario's own K first."""
+    """Survival up to depth ``deepest``; a measured acceptance length determines the rates at the scenario's K."""
     acceptance = speculation.acceptance
     assert acceptance is not None
     if acceptance.acceptance_length is not None:
@@ -121,7 +121,7 @@ def _deep_survival(speculation: SpeculationConfig, deepest: int) -> FloatArray:
 
 
 def _with_chain(scenario: Scenario, survival: FloatArray) -> Scenario:
-    """The scenario with a fixed chain of just these rates."""
+    """Copy of the scenario with a fixed chain of exactly these rates."""
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None
@@ -149,7 +149,7 @@ def _trees(scenario: Scenario, speculation: SpeculationConfig) -> tuple[DraftCho
 
 
 def _choice(scenario: Scenario, survival: FloatArray | None = None) -> DraftChoice:
-    """Draft of a scenario: a chain of this survival, or its tree."""
+    """Draft choice of a scenario: a chain with this survival, or its tree."""
     speculation = scenario.speculation
     assert speculation is not None
     assert speculation.acceptance is not None

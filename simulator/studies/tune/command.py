@@ -59,12 +59,12 @@ def tune(
     """Find the best number of draft tokens (or best tree) per batch and context, with intervals; no run is made.
 
     Args:
-        scenario: with a ``speculation`` section; or its file.
-        batch, context: whole numbers, or texts such as ``1..256`` (doubling); default: doubling to ``max_num_seqs``,
-            and 512 to 32,768 tokens by fours.
-        tokens: draft tokens to try; default: 1 to 8 as far as acceptance is known.
-        emit: whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, as far as it has such a
-            drafter. Or the name of an artefact of ``forerun tune --emit``, which is put into ``document["artefact"]``.
+        scenario: scenario with a ``speculation`` section, or its file.
+        batch, context: integers, or texts such as ``1..256`` (doubling); default: doubling to ``max_num_seqs``, and 512
+            to 32,768 tokens in factors of 4.
+        tokens: numbers of draft tokens to try; default: 1 to 8, as far as acceptance is known.
+        emit: engine whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, if it has such a
+            drafter. Or the name of an artefact of ``forerun tune --emit``, which is added as ``document["artefact"]``.
         worth: whether to add the value of a better drafter as ``document["worth"]``. seed: recorded in the result,
         which does not depend on it. progress: called with (choices priced, choices in all).
 
@@ -94,7 +94,7 @@ def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
     """True if a tuning concerns a single machine that runs llama.cpp or MLX.
 
     Raises:
-        ArgumentError: rates of llama.cpp for the flags of another engine.
+        ArgumentError: rates of llama.cpp are combined with another engine's flags.
     """
     from simulator.timing.framework import LOCAL_FRAMEWORKS
 
@@ -147,16 +147,16 @@ def tune_machine(
     """Find the best draft on one machine from rates measured there; no run is made.
 
     Args:
-        scenario: model, chip, engine, and a ``speculation`` section; or its file.
-        logs: of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
+        scenario: scenario with model, chip, engine and a ``speculation`` section, or its file.
+        logs: files of llama.cpp: server logs, ``/metrics``, llama-bench or llama-batched-bench.
         measured: decode rates: ``43`` tokens per second without drafting, ``3:71`` with 3 draft tokens.
-        tokens: draft tokens to try; default 1 to 8.
+        tokens: numbers of draft tokens to try; default 1 to 8.
         p_min: confidence thresholds to try, llama.cpp's ``--draft-p-min``; default 0, 0.6 and 0.75.
-        batch: streams; default 1.
-        context: tokens in the cache of each; default: the mean request's.
+        batch: number of streams; default 1.
+        context: tokens in the cache of each stream; default: context of the mean request.
 
     Raises:
-        ForerunError: no drafter, nothing that can be read, or a scenario that cannot be built.
+        ForerunError: no drafter, no readable rate, or a scenario that cannot be built.
     """
     from simulator.studies.study_file import load_study_and_logs, study_of
     from simulator.studies.tune.machine import tuned_machine

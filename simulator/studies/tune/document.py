@@ -1,4 +1,4 @@
-"""A finished tuning as a JSON document with its conclusion in one sentence, and as flags of engines."""
+"""Result of a tuning: JSON document, conclusion in one sentence, and engine flags."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from simulator.studies.tune.tuning import BreakEven, GridCell, Tuning, fewest_ne
 from simulator.studies.tune.worth import DraftWorth, draft_worth
 
 OPTION = re.compile(r'(?<![\w-])--[a-z-]+|(?<=")[a-z_]+(?=":)')
-"""An option of a command, or a key of vLLM's speculative config."""
+"""Regular expression for an option of a command, or a key of vLLM's speculative config."""
 LENGTH_ENDS = ("acceptance_length", "low", "high")
 WIDE = 4
-"""Times its first batch from which a range is too wide to be judged at one batch in silence."""
+"""Ratio of last to first batch above which a note states the batch at which a range is judged."""
 
 
 def engine_of(name: str | None, scenario: Scenario) -> str:
-    """The engine of ``--emit``; by default the scenario's own where its flags are known, else vLLM."""
+    """Engine of ``--emit``; default: the scenario's engine if its flags are known, else vLLM."""
     if name is None:
         return scenario.engine.framework if scenario.engine.framework in ENGINES else "vllm"
     if name not in ENGINES:
@@ -61,7 +61,7 @@ def flags(tuning: Tuning, engine: str) -> str:
 def tuned_batches(cells: Sequence[GridCell]) -> list[list[int]]:
     """[first batch, last batch, draft tokens] of cells with ascending batches, equal neighbours joined.
 
-    The first range starts at 1, as vLLM asks; batches beyond the last range take its K there.
+    The first range starts at 1, as vLLM requires; batches beyond the last range use the last K.
 
     Source: vLLM's documentation, features/speculative_decoding/dynamic_speculative_decoding.
     """
@@ -77,7 +77,7 @@ def tuned_batches(cells: Sequence[GridCell]) -> list[list[int]]:
 
 
 def vllm_config(tuning: Tuning) -> Json | None:
-    """vLLM's speculative config: one number of draft tokens, or a schedule by batch where that gains more.
+    """vLLM's speculative config: one number of draft tokens, or a schedule by batch if it gains more.
 
     Returns:
         None if no draft token pays at any batch: leave the flag out.
@@ -106,7 +106,7 @@ def vllm_config(tuning: Tuning) -> Json | None:
 
 
 def sglang_words(tuning: Tuning) -> list[str]:
-    """SGLang's flags for one way to draft at every batch: it has no table by batch."""
+    """SGLang's flags for one way to draft at every batch, because SGLang has no table by batch."""
     speculation = tuning.scenario.speculation
     assert speculation is not None
     choice = one_choice(tuning)
@@ -143,7 +143,7 @@ def one_choice(tuning: Tuning) -> DraftChoice | None:
 
 
 def schedule_speedups(tuning: Tuning) -> FloatArray:
-    """Speed-ups of vLLM's schedule by batch, the host time that it costs in every step included."""
+    """Speed-ups of vLLM's schedule by batch, with the schedule's host time per step."""
     assert tuning.scenario.speculation is not None
     cost = method_overhead("vllm", tuning.scenario.speculation.method)
     batches = np.array([cell.at_batch for cell in tuning.mean])
@@ -154,14 +154,14 @@ def schedule_speedups(tuning: Tuning) -> FloatArray:
 
 
 def one_speedups(tuning: Tuning) -> FloatArray:
-    """Speed-ups by batch of one choice at every batch; 1 without one."""
+    """Speed-ups by batch with the same choice at every batch; 1 without a choice."""
     choice = one_choice(tuning)
     speedups: FloatArray = tuning.mean_speedups()[0 if choice is None else 1 + tuning.choices.index(choice)]
     return speedups
 
 
 def schedule_pays(tuning: Tuning) -> bool:
-    """True if vLLM's schedule by batch gains more than one number of draft tokens, over all batches that are judged."""
+    """True if vLLM's schedule by batch gains more than a single number of draft tokens, over all judged batches."""
     if one_choice(tuning) is None or len(tuned_batches(tuning.mean)) == 1:
         return False
     return bool(np.log(schedule_speedups(tuning) / one_speedups(tuning)).sum() > 0.0)
@@ -197,20 +197,20 @@ class DraftGain(DocumentPart):
 
     @property
     def words(self) -> str:
-        """The speed-up with its interval."""
+        """Text of the speed-up with its interval."""
         return f"{self.speedup:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenLength(DocumentPart):
-    """Mean tokens per step from which drafting pays, with its interval; None if prompts alone take too long."""
+    """Minimum mean tokens per step at which drafting pays, with its interval; None if prompts alone take too long."""
 
     acceptance_length: float | None
     low: float | None
     high: float | None
 
     def words(self, joined: str) -> str:
-        """The length with its ends, such as ``1.20 (1.10 to 1.30)``."""
+        """Text of the length with its interval, such as ``1.20 (1.10 to 1.30)``."""
         ends = ("never" if end is None else f"{end:.2f}" for end in (self.acceptance_length, self.low, self.high))
         return f"{next(ends)} ({next(ends)}{joined}{next(ends)})"
 
@@ -224,7 +224,7 @@ class TunedCell(DraftGain):
     draft: str
     judged_at: JudgedAt
     if_on: DraftGain
-    """The best way to draft, even where not to draft is better."""
+    """The best way to draft, even if no drafting is better."""
     fits_kv_cache: bool
 
 
@@ -258,7 +258,7 @@ class BreakEvenRow(BreakEvenLength):
     batch: int
     num_speculative_tokens: int
     alpha: float | None
-    """Chance of acceptance, equal at every position, that gives the length; None if none can."""
+    """Acceptance rate, equal at every position, that yields the length; None if no rate can."""
     expected_acceptance_length: float
 
 
@@ -296,7 +296,7 @@ class TuneDocument(StudyDocument):
 
 
 def tuned_artefact(name: str, scenario: Scenario, data: TuneDocument) -> str:
-    """An artefact with the results of ``tune``: by batch and context, or one choice for every batch."""
+    """Text of an artefact with the results of ``tune``: by batch and context, or one choice for every batch."""
     if name == "vllm-schedule":
         return vllm_schedule(scenario, plain_json(data.table))
     drafted = data.at_every_batch
@@ -317,13 +317,13 @@ class TunedResult(StudyResult[Data]):
 
     @property
     def flags(self) -> str | None:
-        """Engine flags, ready to paste. Empty or None if not drafting is best or the engine has no such flags."""
+        """Engine flags, ready to paste. Empty or None if no drafting is best or the engine has no such flags."""
         flags: str | None = self.document["emit"]
         return flags
 
 
 class TuneResult(TunedResult[TuneDocument]):
-    """Draft tokens by batch and context; its data frame has a row for each cell."""
+    """Result of ``tune``: draft tokens by batch and context. Its data frame has one row per cell."""
 
     document_type = TuneDocument
 
@@ -356,7 +356,7 @@ class TuneResult(TunedResult[TuneDocument]):
 
 
 def _by_context(cells: Sequence[GridRow], title: str, name: str, cell_of: Callable[[GridRow], Value]) -> Table:
-    """A table with a row for each batch and a column for each context."""
+    """Table with one row per batch and one column per context."""
     rows: dict[int, list[Value]] = {}
     for cell in cells:
         rows.setdefault(cell.judged_at.batch, []).append(cell_of(cell))
@@ -393,7 +393,7 @@ def _mean_table(data: TuneDocument) -> Table:
 
 
 def _worth_tables(data: TuneDocument, worths: Sequence[DraftWorth]) -> list[Table]:
-    """Gains of improvements by batch, and the acceptance length that pays by batch and context."""
+    """Tables of the gains of improvements by batch, and of break-even acceptance lengths by batch and context."""
     lines: dict[str, list[Value]] = {}
     for one in worths:
         gain, low, high = (100 * (value - 1) for value in (one.gain, one.low, one.high))
@@ -409,7 +409,7 @@ def _worth_tables(data: TuneDocument, worths: Sequence[DraftWorth]) -> list[Tabl
 
 
 def tune_document(tuning: Tuning, engine: str, seed: int = 0, strict: bool = True) -> TuneDocument:
-    """The contract's ``tune`` JSON."""
+    """Build the ``tune`` JSON from a tuning."""
     notes = list(tuning.notes)
     emitted: str | None = None
     try:
@@ -528,7 +528,7 @@ def _launched(tuning: Tuning, scheduled: bool) -> list[WithFlags]:
 
 
 def launched_choices(tuning: Tuning, scheduled: bool) -> dict[int, DraftChoice | None] | None:
-    """Choice of drafts from each batch size on: one choice, or vLLM's schedule; None if nothing is drafted."""
+    """Draft choice by first batch size: one choice, or vLLM's schedule; None without drafting."""
     one = one_choice(tuning)
     if one is None:
         return None
@@ -570,7 +570,7 @@ def _load_sentence(tuning: Tuning, load: Launched, scheduled: bool, emitted: boo
 
 
 def _host_sentence(tuning: Tuning) -> str:
-    """Host work's share of a step that drafts, at the batch where drafting gains most; empty if it is small."""
+    """Sentence on the host's share of a drafting step at the batch with the largest gain; empty if small."""
     column, cell = max(enumerate(tuning.mean, len(tuning.cells)), key=lambda one: one[1].best_speedup)
     share = float(tuning.priced.times[tuning.choices.index(cell.best)].host[column])
     if share < HOST_SHARE:
@@ -580,7 +580,7 @@ def _host_sentence(tuning: Tuning) -> str:
 
 
 def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
-    """Cost of vLLM's schedule by batch, and whether the flags have it."""
+    """Note on the cost of vLLM's schedule by batch, and on whether the flags contain it."""
     assert tuning.scenario.speculation is not None
     cost = method_overhead("vllm", tuning.scenario.speculation.method)
     words = (
@@ -639,12 +639,12 @@ def _shown(load: TunedLoad | None) -> TunedLoad:
 
 
 def _ends_of(one: BreakEven) -> dict[str, float | None]:
-    """A break-even length with its interval; None if prompts alone take too long."""
+    """Fields of a break-even length with its interval; None if prompts alone take too long."""
     return {key: value if isfinite(value := getattr(one, key)) else None for key in LENGTH_ENDS}
 
 
 def with_worth(tuning: Tuning, data: TuneDocument) -> TuneDocument:
-    """The document with the value of a better drafter, also in its conclusion."""
+    """Copy of the document with the value of a better drafter, also in the conclusion."""
     worths = draft_worth(tuning)
     best = max(worths, key=lambda one: one.gain)
     usd = "" if best.usd_per_month is None else f", ${best.usd_per_month:,.0f} a month per busy replica"

@@ -31,9 +31,9 @@ class SpeculationGrid:
     acceptance_length: FloatArray
     """[K] Tokens per verify step, bonus token included."""
     by_batch: FloatArray
-    """[K, batch] Decoding speed of a request over that without speculation."""
+    """[K, batch] Decoding speed of a request, relative to decoding without speculation."""
     by_context: FloatArray
-    """[K, context] Decoding speed of a request over that without speculation."""
+    """[K, context] Decoding speed of a request, relative to decoding without speculation."""
     crossover_batch: tuple[float | None, ...]
     """[K] Batch at which the speed-up falls below 1; None if it does not within ``batches``; 0 if it never pays.
     """
@@ -65,11 +65,11 @@ def speculation_grid(
     sequences in the middle of their output that the prompts of the batch's other requests join (``token_time``).
 
     Args:
-        scenario: with a ``speculation`` section that drafts a chain; its number of draft tokens is replaced.
+        scenario: scenario with a ``speculation`` section that drafts a chain; its number of draft tokens is replaced.
         draft_tokens, batches, contexts: axes, ascending.
         batch: batch size of ``by_context``.
-        prompt_tokens, output_tokens: mean request; the context of ``by_batch`` is the prompt plus half the output; both
-        convert a batch into requests per second.
+        prompt_tokens, output_tokens: lengths of the mean request. The context of ``by_batch`` is the prompt plus half
+        the output; both lengths convert a batch into requests per second.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":
@@ -112,10 +112,10 @@ def speculation_grid(
 
 
 def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
-    """Batch at which the speed-up falls through 1 for good, interpolated in the logarithm of the batch.
+    """Batch above which the speed-up stays below 1, interpolated in the logarithm of the batch.
 
     Returns:
-        0.0 if it is below 1 at the largest batch and at every smaller one; None if it is not below 1 there.
+        0.0 if the speed-up is below 1 at every batch; None if it is not below 1 at the largest batch.
     """
     if speedups[-1] >= 1.0:
         return None
@@ -128,7 +128,7 @@ def crossover(batches: IntArray, speedups: FloatArray) -> float | None:
 
 
 def crossover_rate(at: float | None, batches: IntArray, plain: TokenTime, request: MeanRequest) -> float | None:
-    """``busy_rate`` at a crossover, by interpolation between the first cells of a grid; None without one."""
+    """``busy_rate`` at a crossover, by interpolation between the first cells of a grid; None without a crossover."""
     if not at:
         return None
     step_s, prompt_s = (float(np.interp(at, batches, part[: len(batches)])) for part in (plain.step_s, plain.prompt_s))
@@ -138,8 +138,8 @@ def crossover_rate(at: float | None, batches: IntArray, plain: TokenTime, reques
 def busy_rate(batch: float, step_s: float, prompt_s: float, decoded_tokens: int) -> float:
     """Requests per second of one engine that is always busy with ``batch`` requests, without speculation.
 
-    In the time in which ``batch`` requests get their ``decoded_tokens`` (one per step of ``step_s``), as many prompts
-    join, each of which adds ``prompt_s``: ``batch / (batch prompt_s + decoded_tokens step_s)``.
+    While ``batch`` requests get their ``decoded_tokens`` (one per step of ``step_s``), the same number of prompts join
+    and add ``prompt_s`` each: ``batch / (batch prompt_s + decoded_tokens step_s)``.
     """
     return batch / (batch * prompt_s + decoded_tokens * step_s)
 
@@ -153,8 +153,8 @@ def _priced(
 
 
 def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:
-    """The scenario with room for ``batch`` sequences that verify ``most_drafted`` tokens plus a prompt, and other
-    speculation."""
+    """Copy of the scenario with limits for ``batch`` sequences that verify ``most_drafted`` tokens plus a prompt. Its
+    ``speculation`` fields are replaced."""
     engine = scenario.engine
     return scenario.with_values(
         {

@@ -1,4 +1,4 @@
-"""Load up to which the flags of a tuning pay: priced at every batch, then served nearby."""
+"""Load up to which the flags of a tuning pay: priced at every batch, then simulated near that load."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from simulator.studies.tune.tuning import USUAL_BATCHES, Tuning, choice_spreads,
 from simulator.workload.generate import conversation
 
 AROUND = (0.85, 1.15)
-"""Loads that are served first, as multiples of the priced crossover."""
+"""Loads that are simulated first, as multiples of the priced crossover."""
 PLAIN, DRAFTING = "plain", "flags"
 
 
 @dataclass(frozen=True)
 class TunedLoad(DocumentPart):
-    """A batch of the mean request, and requests per second of one replica; None: not reached."""
+    """A batch of mean requests, and the requests per second of one replica at that batch; None = not reached."""
 
     batch: float | None
     request_rate: float | None
@@ -52,20 +52,20 @@ class Launched:
     """Gain of the flags by batch, and the load up to which drafting pays."""
 
     pays: str
-    """``below`` or ``above`` a load, ``always`` or ``never``."""
+    """Loads at which drafting pays: ``below`` or ``above`` a load, ``always`` or ``never``."""
     crossover: TunedLoad
     low: TunedLoad
     high: TunedLoad
     served_rate: float | None
-    """Requests per second of one replica, with the flags or without, that can be served; None if not known."""
+    """Highest requests per second that one replica can serve, with the flags or without; None if unknown."""
 
 
 def launched(tuning: Tuning, choices: Mapping[int, DraftChoice | None], seed: int) -> Launched:
     """Find the load up to which drafting pays.
 
     Args:
-        tuning: of the scenario.
-        choices: drafts from each batch size on, the first from 1: one entry, or vLLM's schedule.
+        tuning: tuning of the scenario.
+        choices: draft choice by first batch size, from 1 on: one entry, or vLLM's schedule.
         seed: first seed of the runs.
     """
     batches = np.array(sorted({*up_to(tuning.scenario.engine.max_num_seqs, USUAL_BATCHES),
@@ -96,7 +96,7 @@ def launched(tuning: Tuning, choices: Mapping[int, DraftChoice | None], seed: in
 
 
 def _drafting(scenario: Scenario, choices: Mapping[int, DraftChoice | None]) -> Scenario:
-    """The scenario with the flags: one number of draft tokens or one tree, or a schedule by batch."""
+    """Scenario with the flags: one number of draft tokens or one tree, or a schedule by batch."""
     chosen = [choice for choice in choices.values() if choice is not None]
     if len(choices) == 1:
         return chosen[0].scenario.with_values({"speculation.policy": "fixed"})
@@ -139,7 +139,7 @@ def _priced(
 
 
 def _tuned_load(tuning: Tuning, batches: IntArray, plain: TokenTime, speedups: FloatArray) -> TunedLoad:
-    """Batch at which a speed-up falls through 1, and the rate that keeps one busy replica at it without drafting."""
+    """Batch above which a speed-up is below 1, and the rate that keeps a replica without drafting at this batch."""
     at = crossover(batches, speedups)
     if not at:
         return TunedLoad(at, None)
@@ -150,7 +150,7 @@ def _tuned_load(tuning: Tuning, batches: IntArray, plain: TokenTime, speedups: F
 def _served_crossover(
     with_flags: Scenario, priced_rate: float | None, busiest: float, seed: int
 ) -> tuple[LoadCurve | None, float, dict[str, float]]:
-    """Speed-ups of the flags near their crossover, and the highest loads that can be served."""
+    """Simulated speed-ups of the flags near their crossover, and the highest loads that can be served."""
     scenario = with_flags
     path = load_path(scenario)
     turns, replicas = conversation(scenario.workload)[0], scenario.hardware.replicas

@@ -1,4 +1,4 @@
-"""Speculation on the user's own machine: corrects priced steps by a few measured rates and recommends what to draft.
+"""Best draft on the user's own machine: a few measured rates correct priced steps.
 
 Step prices are the usual ones, corrected for this machine by two factors: one on every step, one on the time that
 further rows and drafting add to a step of one row. Both have a prior from the errors on other machines and are updated
@@ -51,7 +51,7 @@ LEVEL = 1.645
 
 @dataclass(slots=True)
 class MachinePrices:
-    """Seconds of a step by streams, context and draft tokens, from the chip's fits or class defaults."""
+    """Priced seconds of a step by streams, context and draft tokens, from the chip's fits or class defaults."""
 
     scenario: Scenario
     _builds: dict[tuple[int, int], Build] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class MachinePrices:
         return float((costs.device_s + costs.host_s)[0])
 
     def build(self, streams: int, drafted: int) -> Build:
-        """The engine with a chain of ``drafted`` tokens."""
+        """Build of the engine with a chain of ``drafted`` tokens."""
         if (streams, drafted) not in self._builds:
             values: dict[str, Any] = {"engine.max_num_seqs": max(streams, self.scenario.engine.max_num_seqs)}
             if self.scenario.speculation is not None:
@@ -85,10 +85,10 @@ class Machine:
     """Log factors: (on every step, on the time added by further rows and drafting)."""
     covariance: FloatArray
     spread: float
-    """Standard deviation of the first log factor before anything is measured."""
+    """Prior standard deviation of the first log factor."""
 
     def seconds(self, plain: float, step: float) -> float:
-        """A step's seconds on this machine."""
+        """Seconds of a step on this machine."""
         return float(np.exp(self.mean[0]) * (plain + np.exp(self.mean[1]) * (step - plain)))
 
     def gradient(self, plain: float, step: float) -> FloatArray:
@@ -98,7 +98,7 @@ class Machine:
 
 
 def fit_machine(measured: Sequence[tuple[float, float, float]], spread: float = SPEED_SPREAD) -> Machine:
-    """The likeliest factors, by Gauss-Newton steps from untouched machines whose speeds have a ``spread``."""
+    """Most likely factors, by Gauss-Newton steps from factors of 1; ``spread`` is the prior deviation of the first."""
     machine = Machine(np.zeros(2), np.diag([spread**2, ROW_SPREAD**2]), spread)
     weights = np.diag([spread**-2, ROW_SPREAD**-2])
     for _ in range(20):
@@ -130,7 +130,7 @@ class MachineDraft(DocumentPart):
 
     @property
     def words(self) -> str:
-        """The rate with its interval."""
+        """Text of the rate with its interval."""
         ends = f"{number(self.tokens_per_s_low, 3)} to {number(self.tokens_per_s_high, 3)}"
         return f"{number(self.tokens_per_s, 3)} tok/s ({ends})"
 
@@ -179,7 +179,7 @@ def tuned_machine(
     context: tuple[int, ...] | None,
     tokens: tuple[int, ...] | None,
 ) -> MachineResult:
-    """The study of ``tune_machine``; axes as ascending numbers."""
+    """Implementation of ``tune_machine``; axes are ascending numbers."""
     seen = [rate for log in logs for rate in read_llama_cpp(Path(log))]
     seen += [_given_rate(text) for text in measured]
     decoding = [rate for rate in seen if rate.kind == "decode"]
@@ -252,7 +252,7 @@ def _thresholds(texts: Sequence[float] | str) -> tuple[float, ...]:
 
 
 def _given_rate(text: str) -> LocalRate:
-    """``43`` or ``3:71``."""
+    """Parse a measured rate such as ``43`` or ``3:71``."""
     drafted, _, rate = text.rpartition(":")
     try:
         tokens_per_s, count = float(rate), int(drafted or 0)
@@ -267,7 +267,7 @@ def _given_rate(text: str) -> LocalRate:
 
 
 class _Priced(NamedTuple):
-    """A measured rate with its priced step, one row of it, and its measured seconds."""
+    """A measured rate with its priced step, the priced step of one row, and the measured seconds."""
 
     rate: LocalRate
     plain: float
@@ -290,7 +290,7 @@ def _priced(prices: MachinePrices, rate: LocalRate, around: int) -> _Priced:
 
 
 def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, str]:
-    """Acceptance lengths by draft tokens, pooled over the measured rates; the spread of a rate; their source."""
+    """Acceptance lengths by draft tokens, pooled over the rates; spread of an acceptance rate; source as text."""
     pooled: dict[int, list[int]] = {}
     for rate in rates:
         if rate.drafted and rate.accepted >= 0:
@@ -306,7 +306,7 @@ def _acceptance(rates: Sequence[LocalRate]) -> tuple[dict[int, float], float, st
 
 
 def _survival(scenario: Scenario, lengths: dict[int, float], deepest: int) -> FloatArray:
-    """Chance that at least 1, 2, ... draft tokens are accepted, as the log or the scenario says."""
+    """Probability that at least 1, 2, ... draft tokens are accepted, from the log or the scenario."""
     acceptance = None if scenario.speculation is None else scenario.speculation.acceptance
     counted = None if acceptance is None or acceptance.log is None else read_acceptance(acceptance.log)
     if counted is not None and counted.per_position is not None:
@@ -330,7 +330,7 @@ def _cells(
     tried: Sequence[int],
     thresholds: Sequence[float],
 ) -> list[MachineDraft]:
-    """Rates of every way to draft, the one without first; ``bands`` of a run without and with drafts."""
+    """Rates of every way to draft, no drafting first; ``bands`` are intervals of runs without and with drafts."""
     assert prices.scenario.speculation is not None
     overhead = method_overhead(prices.scenario.engine.framework, prices.scenario.speculation.method)
     one_row, plain = prices.seconds(1, context, 0)[0], prices.seconds(streams, context, 0)[1]
@@ -362,7 +362,7 @@ def _cells(
 
 
 class _Steps(NamedTuple):
-    """Priced steps: of one row, of all streams without drafting, and of a way to draft."""
+    """Priced steps: of one row, of all streams without drafting, and of all streams with a way to draft."""
 
     one_row: float
     plain: float
@@ -370,11 +370,11 @@ class _Steps(NamedTuple):
 
 
 MOST_REQUESTS = 256
-"""Requests that are served for the interval of a rate."""
+"""Maximum number of requests simulated for the interval of a rate."""
 
 
 class Band(NamedTuple):
-    """Ends of the 90 % interval of a run's mean TPOT over the figure, as ``forerun run`` prints it."""
+    """90 % interval of a run's mean TPOT as factors on it, as ``forerun run`` prints it."""
 
     low: float
     high: float
@@ -387,7 +387,7 @@ class Band(NamedTuple):
 
 
 def run_band(scenario: Scenario) -> Band:
-    """Interval of the decode rate without measurements: the interval of a run."""
+    """Interval of the decode rate without measurements, from a simulated run."""
     fewer = scenario.with_values({"workload.num_requests": min(MOST_REQUESTS, scenario.workload.num_requests or 1)})
     document = simulate(fewer, intervals=True, full_step_rows=0).document
     ends, value = document["intervals"].get("mean_tpot_ms"), document["summary"]["mean_tpot_ms"]
@@ -404,9 +404,9 @@ def _cell(
     length: float,
     accepted_spread: float,
 ) -> MachineDraft:
-    """One row of the table.
+    """Row of the table for one way to draft.
 
-    The rate has the interval of a run, narrowed by as much as measured rates narrow the factors of the machine.
+    The rate has the interval of a run, narrowed in the same ratio in which measured rates narrow the machine's factors.
     """
     seconds, without = (machine.seconds(steps.one_row, one) for one in (steps.own, steps.plain))
     slope, other = (machine.gradient(steps.one_row, one) for one in (steps.own, steps.plain))
@@ -430,7 +430,7 @@ def _cell(
 
 
 def llama_flags(scenario: Scenario, tokens: int, p_min: float) -> str:
-    """Flags of ``llama-server``: drafter, longest draft, confidence threshold; empty without drafting."""
+    """Flags of ``llama-server``: drafter, maximum draft length, confidence threshold; empty without drafting."""
     assert scenario.speculation is not None
     known = engine_name("llama.cpp", scenario.speculation)
     if known is None:
@@ -460,7 +460,7 @@ def _conclusion(cells: Sequence[MachineDraft], best: MachineDraft, measured: int
 
 
 class MachineResult(TunedResult[MachineDocument]):
-    """Drafts on one machine; its data frame has a row for each."""
+    """Result of ``tune_machine``: ways to draft on one machine. Its data frame has one row per way."""
 
     document_type = MachineDocument
 

@@ -1,6 +1,6 @@
-"""Interval of a speed-up: kernels' residuals, assumed parameters, acceptance.
+"""Interval of a speed-up, from kernel residuals, assumed parameters and acceptance.
 
-Each source moves the logarithm of the speed-up separately; the moves up and down are added in squares, as for
+Each source changes the logarithm of the speed-up separately; changes up and down are added in squares, as for
 independent errors. The result is a 90 % interval for measured kernels, and the outcome of the stated ranges for assumed
 parameters.
 """
@@ -39,7 +39,7 @@ def no_spread(cells: int) -> Spread:
 
 
 def added(spreads: Sequence[Spread]) -> Spread:
-    """Independent sources together: each direction by the root of the sum of squares."""
+    """Combine independent sources: root of the sum of squares in each direction."""
     down = np.sqrt(np.sum([spread.down**2 for spread in spreads], axis=0))
     up = np.sqrt(np.sum([spread.up**2 for spread in spreads], axis=0))
     return Spread(down, up)
@@ -54,7 +54,7 @@ def moved(base: FloatArray, *ends: FloatArray) -> Spread:
 def assumed_spread(
     plain: tuple[Scenario, TokenSeconds], drafted: tuple[Scenario, TokenSeconds], parameters: Sequence[AssumedParameter]
 ) -> Spread:
-    """Spread of the speed-up due to assumed parameters, each moved over its range by itself."""
+    """Spread of the speed-up due to assumed parameters, each varied over its range separately."""
     sides = (plain, drafted)
     before, after = (seconds(scenario, {}) for scenario, seconds in sides)
     spreads = [no_spread(len(before))]
@@ -81,15 +81,15 @@ class PricedKernels(NamedTuple):
     library: KernelLibrary
     kernels: Sequence[Kernel]
     steps: FloatArray
-    """Steps of this kind per output token."""
+    """Number of steps of this kind per output token."""
 
 
 def kernel_spread(*sides: Sequence[PricedKernels]) -> Spread:
     """Spread of the ratio of two times due to the residuals of fitted kernels, in logarithms (90 %).
 
-    Every kernel has the interval of its own shape and bound. All kernels of one family in a time err alike; families
-    err independently, and so do the two times, whose kernels have different shapes. A kernel that was not fitted on
-    this chip adds nothing here: its parameters are assumed.
+    Every kernel has the interval of its own shape and bound. Errors of all kernels of one family within a time are
+    equal; errors of families are independent, and so are errors of the two times, whose kernels have different shapes.
+    A kernel that was not fitted on this chip adds nothing here, because its parameters are assumed.
     """
     squares = [0.0, 0.0]
     for side in sides:

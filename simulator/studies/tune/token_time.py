@@ -1,8 +1,8 @@
 """Seconds per output token of a replica that is always busy with the same number of requests.
 
-Of ``B`` requests with ``O`` output tokens each, one is decoded in ``(O - 1) / L`` steps, L the acceptance length, while
-the prompts of the ``B - 1`` others are prefilled once each: ``T = d(B) / L + (B - 1) / (O - 1) x(B)``, d the step that
-only decodes and x what a prompt adds to the steps that it joins.
+Of ``B`` requests with ``O`` output tokens each, one request decodes in ``(O - 1) / L`` steps, L the acceptance length,
+while the prompts of the ``B - 1`` other requests are prefilled once each: ``T = d(B) / L + (B - 1) / (O - 1) x(B)``, d
+the time of a decode-only step and x the time that a prompt adds to the steps that it joins.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class MeanRequest:
     prompt_tokens: int
     output_tokens: int
     new_share: float
-    """Share of prompt tokens that the prefix cache does not hold."""
+    """Share of prompt tokens that are not in the prefix cache."""
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the cache in the middle of the output."""
+        """Tokens in the cache half-way through the output."""
         return self.prompt_tokens + self.output_tokens // 2
 
     @property
     def decoded_tokens(self) -> int:
-        """Output tokens after the first, which the prompt's last step yields."""
+        """Output tokens after the first token, which the prompt's last step yields."""
         return max(1, self.output_tokens - 1)
 
     def prompts_at(self, context_tokens: IntArray) -> IntArray:
-        """Prompt tokens that are computed, of requests in the middle of their output at these contexts."""
+        """Computed prompt tokens of requests that are half-way through their output at these contexts."""
         prompts = np.maximum(1, context_tokens - self.output_tokens // 2)
         return np.maximum(1, np.rint(prompts * self.new_share)).astype(np.int64)
 
@@ -57,18 +57,18 @@ def mean_request(scenario: Scenario, build: Build) -> MeanRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenTime:
-    """The parts of a token's time, seconds; one entry per batch and context."""
+    """Parts of the time of an output token in seconds; one entry per batch and context."""
 
     step_s: FloatArray
     prompt_s: FloatArray
     """Seconds that a prompt adds to the steps that it joins."""
     prompts: FloatArray
-    """Prompts of other requests that are prefilled per output token of a request."""
+    """Number of other requests' prompts that are prefilled per output token of a request."""
     host: FloatArray
-    """Host work's share of a step that only decodes."""
+    """Share of host work in a decode-only step."""
 
     def seconds(self, length: FloatArray | float) -> FloatArray:
-        """Seconds per output token where a step delivers ``length`` tokens of each request."""
+        """Seconds per output token if a step delivers ``length`` tokens of each request."""
         seconds: FloatArray = self.step_s / length + self.prompts * self.prompt_s
         return seconds
 
@@ -80,18 +80,18 @@ class TokenTime:
 
 @dataclass(frozen=True, slots=True)
 class BusySteps:
-    """The two kinds of steps of a busy replica, and how many of each an output token takes."""
+    """Decode-only steps and steps with prompts of a busy replica, and the number of each per output token."""
 
     decoding: StepWork[IntArray]
     joined: StepWork[IntArray]
-    """Steps with a chunk of prompts; they decode as well where the scheduler mixes."""
+    """Steps with a prompt chunk; they also decode if the scheduler mixes prompts and decoding."""
     joined_steps: FloatArray
-    """Steps with a chunk that one prompt takes."""
+    """Number of steps with a chunk per prompt."""
     mixed: bool
     prompts: FloatArray
 
     def seconds(self, timer: EngineTimer, drafting: float = 1.0) -> TokenTime:
-        """Price both kinds; ``drafting`` is a factor on the drafter's share."""
+        """Price both kinds of steps; ``drafting`` is a factor on the drafter's time."""
         costs = [timer.costs(work) for work in (self.decoding, self.joined)]
         step_s, joined_s = (cost.device_s + cost.host_s for cost in costs)
         host = costs[0].host_s / step_s
@@ -103,7 +103,7 @@ class BusySteps:
         return TokenTime(step_s, self.joined_steps * added, self.prompts, host)
 
     def shares(self, length: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Steps per output token: those that only decode, those with a chunk of prompts."""
+        """Steps per output token: number of decode-only steps, and number of steps with a prompt chunk."""
         joined = self.prompts * self.joined_steps
         return np.maximum(0.0, 1.0 / length - joined) if self.mixed else 1.0 / length, joined
 
@@ -111,14 +111,14 @@ class BusySteps:
 def busy_steps(
     scenario: Scenario, build: Build, request: MeanRequest, seqs: IntArray, contexts: IntArray, length: FloatArray
 ) -> BusySteps:
-    """Steps of a replica with ``seqs`` requests at all times.
+    """Steps of a replica with a constant number of ``seqs`` requests.
 
     Args:
-        scenario: whose scheduler and token budget fill the steps with prompts.
-        build: the same, with room for the widest step.
-        request: whose output every request has.
-        seqs, contexts: requests of the replica, and tokens in the cache of each.
-        length: tokens that a step delivers of each request; decides how many prompts join a step.
+        scenario: scenario whose scheduler and token budget fill the steps with prompts.
+        build: build of the scenario, with limits for the widest step.
+        request: mean request; every request has its output length.
+        seqs, contexts: number of requests of the replica, and tokens in the cache of each request.
+        length: tokens per request that a step delivers; it determines the number of prompts that join a step.
     """
     windows, query_len = build.main.timer.windows, build.main.limits.query_len
     engine = scenario.engine

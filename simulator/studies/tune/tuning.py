@@ -1,7 +1,7 @@
 """The best number of draft tokens by batch and context for one model, chip and acceptance; no run needed.
 
-The speed-up of a cell is the time of an output token without drafting over its time with it (``token_time``): steps
-that decode sequences of equal context, and the prompts of the batch's other requests.
+The speed-up of a cell is the time of an output token without drafting over its time with drafting (``token_time``), in
+steps that decode sequences of equal context and prefill the prompts of the batch's other requests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from simulator.studies.tune.token_time import BusySteps, MeanRequest, TokenTime,
 from simulator.timing import ModelTimer
 
 CONTEXTS = (512, 2048, 8192, 32768)
-"""Context lengths unless given, tokens."""
+"""Default context lengths in tokens."""
 USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 NEARLY = 0.99
-"""Share of the highest speed-up from which fewer draft tokens are preferred; kernel times are not known better."""
+"""Share of the highest speed-up above which fewer draft tokens are preferred; kernel times are not more accurate."""
 
 
 def fewest_nearly_best(speedups: FloatArray) -> IntArray:
@@ -54,12 +54,12 @@ def fewest_nearly_best(speedups: FloatArray) -> IntArray:
 
 
 def up_to(most: int, usual: Sequence[int]) -> tuple[int, ...]:
-    """The usual values below ``most``, and ``most`` itself."""
+    """Values of ``usual`` below ``most``, and ``most`` itself."""
     return (*(value for value in usual if value < most), most)
 
 
 def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """For each of ascending values, the first and last whole number nearest to it in logarithms, without gaps."""
+    """Integer range of each ascending value: first and last integer nearest to it in logarithms, without gaps."""
     if not values:
         return ()
     ends = [isqrt(low * high) for low, high in pairwise(values)]
@@ -69,21 +69,21 @@ def stretches(values: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """A range of batches and of contexts, judged at one batch and context in it."""
+    """A range of batches and contexts, judged at one batch and context inside it."""
 
     batch: tuple[int, int]
     context: tuple[int, int]
     at_batch: int
     at_context: int
     best: DraftChoice
-    """The best way to draft, whether or not it pays, with its speed-up and interval."""
+    """The best way to draft, even if it does not pay; its speed-up and interval follow."""
     best_speedup: float
     best_low: float
     best_high: float
     fits: bool
-    """True if the KV cache holds the batch at that context."""
+    """True if the batch at that context fits in the KV cache."""
     sure: bool
-    """True if drafting pays over the whole range of parameters, whatever the evidence."""
+    """True if drafting pays over the whole range of parameters, at any evidence level."""
 
     @property
     def choice(self) -> DraftChoice | None:
@@ -92,13 +92,13 @@ class GridCell:
 
     @property
     def speedup(self) -> float:
-        """Speed-up of the choice; 1 if no way to draft pays."""
+        """Speed-up of ``choice``; 1 if no way to draft pays."""
         return max(self.best_speedup, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Acceptance length at which drafting neither gains nor loses, at a batch of the mean request."""
+    """Break-even acceptance length, at a batch of mean requests."""
 
     batch: int
     choice: DraftChoice
@@ -116,7 +116,7 @@ class PricedChoices(NamedTuple):
     plain_s: FloatArray
     """Seconds per output token without drafting."""
     times: tuple[TokenTime, ...]
-    """Times of each choice."""
+    """Token times of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Tuning:
     scenario: Scenario
     choices: tuple[DraftChoice, ...]
     cells: tuple[GridCell, ...]
-    """Contexts one after the other, ascending batches in each."""
+    """Cells ordered by context, then by ascending batch."""
     mean: tuple[GridCell, ...]
     """Cells at the mean request's context, by batch."""
     mean_context: int
@@ -139,13 +139,13 @@ class Tuning:
     basis: str
     notes: tuple[str, ...]
     memory: dict[str, float] | None
-    """Memory of one chip in bytes, by use, with room for the most draft tokens."""
+    """Memory of one chip in bytes, by use, with the limits of the largest number of draft tokens."""
 
     def mean_speedups(self, added_s: FloatArray | float = 0.0) -> FloatArray:
-        """[choice, batch] Speed-ups at the mean request's context; the first row is without drafting.
+        """Speed-ups at the mean request's context: [choice, batch]. The first row is without drafting.
 
         Args:
-            added_s: seconds added to every priced step, for each batch.
+            added_s: seconds to add to every priced step, by batch.
         """
         grid, plain_s, times = self.priced
         lengths = [np.ones_like(plain_s), *(choice.length(grid.contexts) for choice in self.choices)]
@@ -229,7 +229,7 @@ def find_drafts(
 
 
 def _break_even(cell: GridCell, drafted: TokenTime, plain_s: FloatArray, timing: Spread, index: int) -> BreakEven:
-    """The acceptance length at which drafting gains nothing, and its interval from errors of timing."""
+    """Break-even acceptance length of a cell, and its interval from errors of timing."""
     expected = float(cell.best.length(np.array([cell.at_context]))[0])
     factors = (np.exp(timing.up), 1.0, np.exp(-timing.down))
     low, needed, high = (float(drafted.length_for(plain_s * factor)[index]) for factor in factors)
@@ -244,7 +244,7 @@ class _Spreads(NamedTuple):
 def choice_spreads(
     scenario: Scenario, plain: Scenario, choices: Sequence[DraftChoice], grid: CellGrid
 ) -> dict[str, _Spreads]:
-    """Intervals of every choice that is best somewhere."""
+    """Intervals of every choice that is best in some cell."""
     parameters = list(assumed_parameters(scenario).values())
     accepted = next((p for p in parameters if p.name == ACCEPTANCE), None)
     memory: dict[tuple[str, tuple[tuple[str, float], ...]], TokenTime] = {}
@@ -275,7 +275,7 @@ def choice_spreads(
 
 
 class CellGrid:
-    """All cells of a tuning: contexts one after the other, batches within."""
+    """All cells of a tuning, ordered by context, then by batch."""
 
     def __init__(
         self, batches: Sequence[int], contexts: Sequence[int], most_seqs: int, most_tokens: int, request: MeanRequest
@@ -288,11 +288,11 @@ class CellGrid:
         self._request = request
 
     def at(self, batches: Sequence[int], context: int) -> CellGrid:
-        """Other batches at one context."""
+        """Grid of the given batches at one context."""
         return CellGrid(batches, (context,), max(batches), self._most[1], self._request)
 
     def places(self, index: int) -> tuple[tuple[int, int], tuple[int, int], int, int]:
-        """Ranges of batches and contexts of a cell, and the batch and context at which it is judged."""
+        """Range of batches and range of contexts of a cell, and the batch and context at which it is judged."""
         row, column = divmod(index, len(self._batches))
         return self._batches[column], self._contexts[row], int(self.seqs[index]), int(self.contexts[index])
 
@@ -301,7 +301,7 @@ class CellGrid:
         return self._steps(scenario, build, length).seconds(build.main.timer, drafting)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
-        """The target's kernels in the two kinds of steps of every cell, and the library that priced them."""
+        """The target's kernels in both kinds of steps of every cell, and the library that priced the kernels."""
         build = build_replica(roomy(scenario, *self._most), 0)
         timer = build.main.timer
         assert isinstance(timer, ModelTimer)

@@ -28,21 +28,21 @@ class DraftWorth(DocumentPart):
     improvement: str
     batch: int
     gain: float
-    """Ratio of output tokens per second to today's best choice; either may be not to draft."""
+    """Ratio of output tokens per second to the current best choice; both may be without drafting."""
     low: float
     high: float
     usd_per_month: float | None
-    """Saved on a replica that is always busy at this batch, for the same tokens; None without prices."""
+    """Saving on a replica that is always busy at this batch, for the same tokens; None without prices."""
 
 
 Lengths = Callable[[DraftChoice, float], FloatArray]
 
 
 def draft_worth(tuning: Tuning) -> list[DraftWorth]:
-    """Worth of each improvement by batch, at the mean request's context.
+    """Gain of each improvement of the drafter by batch, at the mean request's context.
 
-    The interval moves every acceptance rate of both sides by the error of an assumed acceptance; errors of kernel times
-    concern the same kernels on both sides and cancel.
+    For the interval, every acceptance rate of both sides is changed by the error of an assumed acceptance; errors of
+    kernel times affect the same kernels on both sides and cancel.
     """
     grid, plain_s, times = tuning.priced
     contexts, choices = grid.contexts, tuning.choices
