@@ -108,7 +108,8 @@ def read_acceptance(path: str | Path) -> AcceptanceLog:
     if file.is_dir():
         raise ForerunError(f"{file}: is a folder, not an engine log")
     document = _as_json(file)
-    if document is not None and not _COUNTED.search(text := json.dumps(document)):
+    text = "" if document is None else json.dumps(document)
+    if isinstance(document, dict) and not _COUNTED.search(text):
         return _from_bench(document, str(file))
     if document is not None:
         return _from_lines([text], str(file))

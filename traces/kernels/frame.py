@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -164,21 +164,18 @@ def read_frame(path: Path, skip_lines: int = 0, footer: bool = False) -> Frame:
     return Frame(path, table, Counter())
 
 
-def _text_between(row: pacsv.InvalidRow) -> Literal["skip", "error"]:
-    """Skip a line that a program printed among the rows of a profiler."""
-    return "skip" if row.actual_columns == 1 or row.text.startswith("==") else "error"
-
-
 def _read_csv(path: Path, skip_lines: int, footer: bool) -> pa.Table:
     if not head(path).strip():
         raise TraceError(f"{path}: the file is empty")
     data = io.BytesIO(unpacked_bytes(path))
+    if footer:
+        lines = data.read().decode("utf-8-sig", "replace").splitlines(keepends=True)[skip_lines:]
+        data = io.BytesIO("".join(line for line in lines if "," in line and not line.startswith("==")).encode())
+        skip_lines = 0
     with arrow_reading(path, "CSV"):
         return pacsv.read_csv(
             data,
             read_options=pacsv.ReadOptions(skip_rows=skip_lines),
             convert_options=pacsv.ConvertOptions(strings_can_be_null=False),
-            parse_options=pacsv.ParseOptions(
-                newlines_in_values=True, invalid_row_handler=_text_between if footer else None
-            ),
+            parse_options=pacsv.ParseOptions(newlines_in_values=True),
         )

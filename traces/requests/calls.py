@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from traces.files import read_text
 from traces.requests.agents import Records, interval_order
 from traces.requests.layout import Options
 from traces.requests.rows import RawChunk, record_chunks
-from traces.requests.values import moment_of
+from traces.requests.values import float_of, moment_of
 
 _NAMES = packaged("traces.requests", "calls.yaml")
 SPAN_KEYS: dict[str, list[str]] = _NAMES["span"]
@@ -147,7 +146,7 @@ def _request_of(span: TracedSpan) -> dict[str, Any] | None:
     None if the span is no request's.
     """
     request: dict[str, Any] = {
-        name: next((number for key in keys if (number := _float(span.values.get(key))) is not None), None)
+        name: next((number for key in keys if (number := float_of(span.values.get(key))) is not None), None)
         for name, keys in SPAN_KEYS.items()
     }
     if request["prompt"] is None:
@@ -165,7 +164,7 @@ def _details(values: Record) -> dict[str, float]:
     """Tokens of Langfuse's usage: sums over kinds of input and output, or those two alone where they are the total."""
     for holder in ("usageDetails.", "usage."):
         own = {key.removeprefix(holder): value for key, value in values.items() if key.startswith(holder)}
-        counts = {key: count for key, value in own.items() if "." not in key and (count := _float(value)) is not None}
+        counts = {key: count for key, value in own.items() if "." not in key and (count := float_of(value)) is not None}
         sums = {
             side: sum(count for key, count in counts.items() if any(word in key for word in words))
             for side, words in SIDES.items()
@@ -177,13 +176,6 @@ def _details(values: Record) -> dict[str, float]:
         if all(sums.values()):
             return sums
     return {}
-
-
-def _float(value: object) -> float | None:
-    """Number that a value holds, as one or as text."""
-    with suppress(ValueError):
-        return None if value is None or isinstance(value, bool) else float(str(value))
-    return None
 
 
 def json_files(path: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forerun.yaml_files import packaged
 from traces.errors import TraceError, did_you_mean, shown
 from traces.fields import Record, column_words, objects_of, squash
 from traces.files import OnError, first_line, first_text, head, is_parquet, visible_keys
@@ -39,7 +40,7 @@ from traces.requests.rows import (
     split_header,
 )
 from traces.requests.servegen import is_servegen_header, pool_files, servegen_chunks
-from traces.requests.values import LEAST_UNIX_S, moment_of
+from traces.requests.values import LEAST_UNIX_S, float_of, moment_of
 
 _DOCUMENTS: dict[str, Callable[[Path, Options], Iterator[RawChunk]]] = {
     "agentic": agentic_chunks,
@@ -352,12 +353,10 @@ def _nearest(names: Sequence[str]) -> str:
 
 
 _SUMS = "the rows are sums over many requests"
-_COUNTED = {"num", "n", "number", "total", "count", "api", "model", "successful", "completed", "of", "made", "llm"}
 _HOUR_S = 3600
 _MOST_UNIX_S = 1e10
 _LEAST_BUCKET_S = 600
-_BEGIN, _END = {"start", "begin", "from", "since"}, {"end", "stop", "to", "until"}
-"""Words in the names of columns that hold the edges of a row's span of time."""
+_COUNTED, _BEGIN, _END = (set(words) for words in packaged("traces.requests", "guesses.yaml")["sums"].values())
 _DAY = re.compile(r"\d{4}[-/]\d{1,2}([-/]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 
@@ -370,7 +369,7 @@ def _refuse_sums(path: Path, sample: Record, chunks: Callable[[], Iterator[RawCh
         sample: values of the first row.
         chunks: opens the rows; only the first chunk is read, and only where names or values of the row raise a doubt.
     """
-    counted = [name for name in sample if _counts_requests(name) and _float(sample[name]) is not None]
+    counted = [name for name in sample if _counts_requests(name) and float_of(sample[name]) is not None]
     times = [name for name in sample if _seconds(sample[name]) is not None]
     days, clocks = (
         [name for name, value in sample.items() if isinstance(value, str) and pattern.fullmatch(value.strip())]
@@ -395,7 +394,7 @@ def _refuse_sums(path: Path, sample: Record, chunks: Callable[[], Iterator[RawCh
         dict(zip(sample, row, strict=True)) for row in zip(*map(start.column, sample), strict=True)
     ]  # fmt: skip
     spans = [(_seconds(row[first]) or 0.0, _seconds(row[last]) or 0.0) for row in rows if first and last]
-    count = next((name for name in counted if any((_float(row[name]) or 0) > 1 for row in rows)), None)
+    count = next((name for name in counted if any((float_of(row[name]) or 0) > 1 for row in rows)), None)
     lengths = {end - begin for begin, end in spans}
     if count is not None:
         what = f"column {count!r} counts {shown(sample[count])} requests in the first"
@@ -415,7 +414,7 @@ def _load(rows: Sequence[Record], count: str | None, spans: Sequence[tuple[float
     """Way out of a table of sums over spans of time: a workload with the means that it states."""
     way = "describe the load in the scenario's workload"
     seconds = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
-    requests = sum(_float(row[count]) or 0 for row in rows) if count else 0
+    requests = sum(float_of(row[count]) or 0 for row in rows) if count else 0
     if not requests:
         return f"{way}: arrivals, input_tokens and output_tokens of a request"
     rate = f"request_rate: {requests / seconds:.3g}{_profile(rows, count, spans, seconds)}" if seconds > 0 else ""
@@ -423,7 +422,7 @@ def _load(rows: Sequence[Record], count: str | None, spans: Sequence[tuple[float
     for side in ("input_tokens", "output_tokens"):
         name = next((name for name in rows[0] if PLAIN.accepts_for(side, [name])), None)
         if name is not None:
-            means.append(f"{side}: {sum(_float(row[name]) or 0 for row in rows) / requests:.0f}")
+            means.append(f"{side}: {sum(float_of(row[name]) or 0 for row in rows) / requests:.0f}")
     return f"{way}; their means: {', '.join(means) or 'not stated'} ({requests:.0f} requests; single lengths are lost)"
 
 
@@ -434,7 +433,7 @@ def _profile(rows: Sequence[Record], count: str | None, spans: Sequence[tuple[fl
     """Rate over time of a table of counts, as ``arrivals.profile`` has it; empty with one span or many."""
     counts: dict[float, float] = {}
     for row, (begin, _) in zip(rows, spans, strict=True):
-        counts[begin] = counts.get(begin, 0.0) + (_float(row[count]) or 0 if count else 0)
+        counts[begin] = counts.get(begin, 0.0) + (float_of(row[count]) or 0 if count else 0)
     width, first = spans[0][1] - spans[0][0], min(counts)
     if not 1 < len(counts) <= _MOST_BUCKETS:
         return ""
@@ -450,12 +449,6 @@ def _counts_requests(name: str) -> bool:
     several = words & {"requests", "calls"}
     single = words & {"request", "call"}
     return bool(several or (single and words & _COUNTED)) and words - several - single <= _COUNTED
-
-
-def _float(value: object) -> float | None:
-    with suppress(ValueError):
-        return float(str(value))
-    return None
 
 
 def _seconds(value: object) -> float | None:

@@ -13,7 +13,7 @@ from traces.errors import TraceError
 from traces.fields import candidates, number_of
 from traces.requests.layout import FAILED, Drop, Options, Prepare, TraceLayout
 from traces.requests.rows import RawChunk
-from traces.requests.values import Values, parse_counts, parse_durations
+from traces.requests.values import Values, parse_counts
 
 
 def _drop_burstgpt(chunk: RawChunk, outputs: Values, options: Options) -> Mapping[str, BoolArray]:
@@ -46,16 +46,6 @@ def _sessions(chunk: RawChunk, roots: dict[object, Any]) -> dict[str, Values]:
     return derived
 
 
-def _latencies(chunk: RawChunk, _: dict[object, Any]) -> dict[str, Values]:
-    """Latencies on the engine's clock, which differs from the clock of the arrivals."""
-    stamps = [parse_durations(chunk.column(name)) for name in ("queued_ts", "first_token_ts", "last_token_ts")]
-    for parsed in stamps:
-        parsed.values[list(parsed.problems)] = np.nan
-    queued, first, last = (parsed.values for parsed in stamps)
-    with np.errstate(invalid="ignore"):
-        return {"measured_ttft_s": first - queued, "measured_e2e_s": last - queued}
-
-
 def _turns_after(chunk: RawChunk, seen: dict[object, Any]) -> dict[str, Values]:
     """Earliest arrivals of turns that state a delay after the turn before instead of a time, and that turn.
 
@@ -78,7 +68,6 @@ def _turns_after(chunk: RawChunk, seen: dict[object, Any]) -> dict[str, Values]:
 _DROP: dict[str, Drop] = {"burstgpt": _drop_burstgpt}
 _PREPARE: dict[str, Prepare] = {
     "bailian": _sessions,
-    "llmservingsim-measured": _latencies,
     "mooncake": _turns_after,
     "timed-trace": _turns_after,
 }

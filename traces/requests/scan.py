@@ -197,12 +197,11 @@ class Scan:
             parsed = parse_durations(chunk.column(self.columns[canonical].name))
             refuse(canonical, parsed.problems)
             piece.arrays["input_tokens"] = piece.arrays["input_tokens"] + np.nan_to_num(parsed.values).astype(np.int64)
+        sent = self._moments(chunk, "sent_at") if "sent_at" in self.columns else piece.arrays.get("arrival_s")
         for canonical, stamp in (("measured_ttft_s", "first_token_at"), ("measured_e2e_s", "ended_at")):
-            if stamp in self.columns and "arrival_s" in piece.arrays:
-                moments = self.clock.seconds(chunk.column(self.columns[stamp].name))
-                took: FloatArray = moments.values - piece.arrays["arrival_s"]
-                took[list(moments.problems)] = -1.0
-                piece.arrays[canonical] = np.where(took < 0, np.nan, took)
+            if stamp in self.columns and sent is not None:
+                took = self._moments(chunk, stamp) - sent
+                piece.arrays[canonical] = np.where(took >= 0, took, np.nan)
         for canonical in ("prefix_hashes", "after"):
             values = derived.get(canonical, self._values(chunk, canonical))
             if values is None or (canonical == "after" and "request" not in piece.arrays):
@@ -231,6 +230,13 @@ class Scan:
         if sessions is not None:
             piece.arrays["session_id"] = self._codes_of(sessions)
         return piece
+
+    def _moments(self, chunk: RawChunk, canonical: str) -> FloatArray:
+        """Times of a column on the clock of the arrivals, NaN where not recorded."""
+        parsed = self.clock.seconds(chunk.column(self.columns[canonical].name))
+        moments: FloatArray = parsed.values.astype(np.float64)
+        moments[list(parsed.problems)] = np.nan
+        return moments
 
     def _block_tokens(self, chunk: RawChunk) -> int:
         """Tokens per block by the option, else by the file (one value for all rows), else by the format."""

@@ -208,15 +208,22 @@ def is_date(value: object) -> bool:
     return isinstance(value, str) and _DATETIME.fullmatch(value.strip()) is not None
 
 
+def float_of(value: object) -> float | None:
+    """Number that a value holds, as one or as text; None for anything else."""
+    with suppress(ValueError):
+        return None if value is None or isinstance(value, bool) else float(str(value))
+    return None
+
+
 def moment_of(value: object, unit_s: float | None = None) -> float | None:
     """Seconds since 1970 of a date, or of a Unix time in ``unit_s`` (None: by its size); None for anything else."""
-    with suppress(ValueError, _Bad):
+    with suppress(_Bad):
         if is_date(value):
             return nanoseconds_of(value) * 1e-9
-        number = float(str(value))
-        if math.isfinite(number) and not isinstance(value, bool):
-            return number * (SECONDS[unix_unit(number)] if unit_s is None else unit_s)
-    return None
+    number = float_of(value)
+    if number is None or not math.isfinite(number):
+        return None
+    return number * (SECONDS[unix_unit(number)] if unit_s is None else unit_s)
 
 
 def unix_unit(number: float) -> str:
