@@ -30,7 +30,7 @@ _RULES: list[dict[str, str]] = packaged("traces.kernels", "formats.yaml")["by-na
 _ROLES = ("name", "with", "time", "total", "calls", "metric", "unit", "begin", "end")
 
 
-class Header(dict[str, str]):
+class KernelHeader(dict[str, str]):
     """Columns of a table of kernels by role, of the ``format`` whose header stands after ``before`` lines."""
 
     def __init__(self, columns: Mapping[str, str], format: str, before: int, unit: str) -> None:
@@ -38,7 +38,7 @@ class Header(dict[str, str]):
         self.format, self.before, self.unit = format, before, unit
 
 
-def header_of(start: bytes) -> Header | None:
+def header_of(start: bytes) -> KernelHeader | None:
     """Header of a table of kernels by name, after the lines that a profiler prints first; None without one."""
     for before, line in enumerate(start.decode("utf-8-sig", "replace").splitlines()[:2000]):
         cells = [cell.strip() for cell in next(csv.reader([line]), [])] if "," in line else []
@@ -51,7 +51,7 @@ def header_of(start: bytes) -> Header | None:
             if all(matches.values()):
                 columns = {role: match[0] for role, match in matches.items() if match}
                 units = [match[1] for role, match in matches.items() if match and match.groups() and role != "with"]
-                return Header(columns, rule["format"], before, (units or ["ns"])[0].lower())
+                return KernelHeader(columns, rule["format"], before, (units or ["ns"])[0].lower())
     return None
 
 
@@ -81,7 +81,7 @@ def read_nsys(path: Path) -> KernelTable:
     return frame.kernels(seconds, "other", {}, texts, header.format, None, count)
 
 
-def _units(frame: Frame, header: Header) -> tuple[Frame, FloatArray]:
+def _units(frame: Frame, header: KernelHeader) -> tuple[Frame, FloatArray]:
     """Rows of values, and the seconds of each unit, from a column, the row below the header or the name."""
     if "unit" in header:
         names = frame.texts(header["unit"])
