@@ -1,4 +1,4 @@
-"""Types of numpy arrays by element type."""
+"""Types of numpy arrays by what they hold."""
 
 from __future__ import annotations
 

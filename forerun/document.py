@@ -13,14 +13,14 @@ from forerun.errors import ForerunError, in_words
 
 T = TypeVar("T")
 Json = dict[str, Any]
-"""Part of a JSON document whose keys are defined by a scenario or an engine."""
+"""A part of a JSON document under names that a scenario or an engine gives."""
 LEFT_OUT = {"left_out": True}
-"""Metadata of a field that is omitted from the JSON if it is None."""
+"""Metadata of a field that JSON leaves out while it is None."""
 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """Base class of parts of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
+    """A row of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
 
     def __getitem__(self, key: str) -> Any:
         return plain_json(_held(self)[key])
@@ -32,14 +32,14 @@ class DocumentPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyDocument(DocumentPart):
-    """Fields common to the documents of all studies."""
+    """Fields of the document of every study."""
 
     conclusion: str = ""
     scenario: Json
     seed: int
     version: str
     basis: str | None
-    """Evidence level of the answer: ``calibrated``, ``datasheet`` or ``extrapolated``."""
+    """Evidence level that the answer rests on: ``calibrated``, ``datasheet`` or ``extrapolated``."""
     notes: list[str]
 
 
@@ -50,10 +50,10 @@ def _held(part: Any) -> Json:
 
 
 def plain_json(value: Any) -> Any:
-    """Convert ``value`` to JSON types: NaN to None, infinities to texts ``inf`` and ``-inf``, numpy to Python.
+    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
 
     Raises:
-        TypeError: a value has no JSON type.
+        TypeError: for anything JSON has no type for.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -85,10 +85,10 @@ def json_text(document: object) -> str:
 
 
 def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
-    """Parse a document's JSON into its model; a model is returned unchanged.
+    """A document's JSON as its model; a model stays.
 
     Raises:
-        ForerunError: a field is missing or has the wrong type.
+        ForerunError: a field is missing, or has another type.
     """
     if not isinstance(document, Mapping):
         return document
@@ -111,7 +111,7 @@ def json_schema(model: type) -> Json:
 
 @cache
 def _adapter(model: Any) -> Any:
-    """Cached pydantic adapter of a model; building it takes longer than reading a document."""
+    """Pydantic's reader of a model, made once: it takes longer than reading a document."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(model)

@@ -27,6 +27,7 @@ LAYERS = (
     ("simulator.replay",),
     ("simulator.studies",),
     ("simulator.running",),
+    ("simulator.launch",),
     ("simulator.serving",),
     ("simulator.workload",),
     ("simulator.speculation",),

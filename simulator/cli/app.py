@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from simulator.studies.frame import StudyCommand
 
 COMMANDS = {
-    "Start here": {"run": "runs", "compare": "studies", "tune": "studies", "plan": "studies", "dash": "dashboard"},
+    "Start here": {
+        "run": "runs",
+        "compare": "studies",
+        "tune": "studies",
+        "plan": "studies",
+        "import": "imports",
+        "dash": "dashboard",
+    },
     "Predict and sweep": {"predict": "kernels", "sweep": "studies"},
     "Report and serve": {"report": "runs", "serve": "serving"},
     "Check against measurements": {

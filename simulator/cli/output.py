@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Context, Option
+from typer import Argument, Context, Option
 
 from forerun.tables import Table
 from simulator.cli.command import silence_stdout
@@ -43,10 +43,34 @@ JsonOption = Annotated[
         help="Write JSON to FILE, in folders made if need be; - writes it to stdout and nothing else.",
     ),
 ]
+SCENARIO_HELP = "Scenario file, YAML or JSON; or a launch line in quotes, or a file or manifest with one."
+ScenarioArgument = Annotated[str, Argument(metavar="SCENARIO", help=SCENARIO_HELP, show_default=False)]
 SetOption = Annotated[
     list[str] | None,
     Option("--set", metavar="PATH=VALUE", help="Override a field, e.g. engine.max_num_seqs=128; repeatable."),
 ]
+
+
+class ShortcutOptions:
+    """Options for what a launch line does not name; each stands for fields of the scenario."""
+
+    chip = Annotated[str | None, Option("--chip", metavar="CHIP", help="hardware.chip, for a launch line.")]
+    trace = Annotated[str | None, Option("--trace", metavar="FILE", help="workload.trace in place of another load.")]
+    rate = Annotated[float | None, Option("--rate", metavar="R", help="Poisson arrivals, requests per second.")]
+
+
+def chosen(
+    settings: Sequence[str] | None, chip: str | None = None, trace: str | None = None, rate: float | None = None
+) -> tuple[str, ...]:
+    """``--set`` texts with those that the shortcuts stand for in front."""
+    shortcuts = [f"hardware.chip={json.dumps(chip)}"] if chip is not None else []
+    if trace is not None:
+        shortcuts.append(f"workload={json.dumps({'trace': trace})}")
+    if rate is not None:
+        shortcuts.append(f"workload.arrivals={json.dumps({'request_rate': rate})}")
+    return (*shortcuts, *(settings or ()))
+
+
 MapOption = Annotated[
     str | None,
     Option(

@@ -122,7 +122,7 @@ def requests(
         list[str], Argument(metavar="FILE...", help="Measured runs, or folders of them.", show_default=False)
     ],
     scenario: Annotated[
-        Path | None,
+        str | None,
         Option(metavar="SCENARIO", help="Scenario that gives what the runs do not state.", show_default=False),
     ] = None,
     chip: Annotated[str | None, Option(help="Chip, where neither the runs nor a scenario name it.")] = None,
@@ -172,7 +172,7 @@ def requests(
 def steps(
     files: Annotated[list[str], Argument(metavar="FILE...", help="Measured engine steps.", show_default=False)],
     scenario: Annotated[
-        Path, Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
+        str, Option(metavar="SCENARIO", help="Model, chips and engine of the steps.", show_default=False)
     ],
     format: FormatOption = "auto",
     set_values: SetOption = None,

@@ -16,8 +16,11 @@ from simulator.cli.output import (
     NoIntervalOption,
     NoProgressOption,
     Progress,
+    ScenarioArgument,
     SetOption,
+    ShortcutOptions,
     checked_outputs,
+    chosen,
     emit,
     printed,
 )
@@ -34,8 +37,11 @@ def register(commands: Typer) -> None:
 
 
 def run(
-    scenario: Annotated[Path, Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
+    scenario: ScenarioArgument,
     set_values: SetOption = None,
+    chip: ShortcutOptions.chip = None,
+    trace: ShortcutOptions.trace = None,
+    rate: ShortcutOptions.rate = None,
     seed: Annotated[int, Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
         int, Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
@@ -64,10 +70,10 @@ def run(
     """Simulate one scenario and print its latency, throughput and bottleneck."""
     from forerun.errors import ForerunError
     from simulator.running.metrics.tables import RUN_LEGEND, run_facts, run_tables, run_title
-    from simulator.running.scenario import load_scenario
+    from simulator.running.scenario import load_scenario, place_of
     from simulator.serving.compiled import why_interpreted
 
-    loaded = load_scenario(scenario, tuple(set_values or ()))
+    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate))
     with checked_outputs(out, json_file):
         try:
             first, document, ended = replicate(
@@ -80,7 +86,7 @@ def run(
                 intervals=not no_interval,
             )
         except ForerunError as error:
-            raise ForerunError(f"{scenario}: {error}") from None
+            raise ForerunError(f"{place_of(scenario)}: {error}") from None
         if out is not None:
             from dashboards.report import REPORT_FILE, write_report
             from simulator.running.metrics.run_folder import write_run

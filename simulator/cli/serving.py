@@ -9,7 +9,16 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from simulator.cli.output import JsonOption, NoProgressOption, Progress, SetOption, show
+from simulator.cli.output import (
+    JsonOption,
+    NoProgressOption,
+    Progress,
+    ScenarioArgument,
+    SetOption,
+    ShortcutOptions,
+    chosen,
+    show,
+)
 
 EXIT_OFF = 1
 
@@ -24,7 +33,7 @@ def register(commands: Typer) -> None:
 
 
 def serve(
-    scenario: Annotated[Path, Argument(metavar="SCENARIO", help="Scenario file, YAML or JSON.", show_default=False)],
+    scenario: ScenarioArgument,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8000,
     speed: Annotated[float, Option(min=1e-3, max=1e3, help="Simulated seconds that go by in a second.")] = 1.0,
@@ -33,6 +42,7 @@ def serve(
         Option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
     ] = None,
     set_values: SetOption = None,
+    chip: ShortcutOptions.chip = None,
     seed: Annotated[int, Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
     """Serve OpenAI's API with the latencies of the simulated engine.
@@ -42,7 +52,7 @@ def serve(
     max_tokens allows where ignore_eos is true, else as the scenario's output_tokens say, within max_tokens.
     """
     from forerun.errors import ForerunError, install_hint
-    from simulator.running.scenario import load_scenario
+    from simulator.running.scenario import load_scenario, place_of
     from simulator.serving.compiled import why_interpreted
 
     try:
@@ -51,7 +61,7 @@ def serve(
         needed = "forerun serve needs starlette, uvicorn and prometheus-client"
         raise ForerunError(f"{needed}; {install_hint('serve')} ({error})") from None
 
-    loaded = load_scenario(scenario, tuple(set_values or ()))
+    loaded = load_scenario(scenario, chosen(set_values, chip))
     with ExitStack() as stack:
         trace = None
         if trace_out is not None:
@@ -62,7 +72,7 @@ def serve(
         try:
             server = Server(loaded, seed, speed, trace)
         except ForerunError as error:
-            raise ForerunError(f"{scenario}: {error}") from None
+            raise ForerunError(f"{place_of(scenario)}: {error}") from None
         slow = why_interpreted()
         if slow is not None:
             print(f"note: {slow}", file=sys.stderr)
@@ -84,7 +94,7 @@ def twin(
             show_default=False,
         ),
     ],
-    scenario: Annotated[Path, Option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)],
+    scenario: Annotated[str, Option(metavar="SCENARIO", help="What the engine should be and do.", show_default=False)],
     seconds: Annotated[
         float | None,
         Option(
@@ -105,6 +115,9 @@ def twin(
         ),
     ] = None,
     set_values: SetOption = None,
+    chip: ShortcutOptions.chip = None,
+    trace: ShortcutOptions.trace = None,
+    rate: ShortcutOptions.rate = None,
     seed: Annotated[int, Option(min=0, help="First seed of the simulated runs.")] = 0,
     no_what_ifs: Annotated[bool, Option("--no-what-ifs", help="Look for no changes that would pay.")] = False,
     json_file: JsonOption = None,
@@ -126,7 +139,7 @@ def twin(
             limits[name] = float(value)
         except ValueError:
             raise ArgumentError("fail_above", f"'{text}': METRIC=PERCENT expected, such as tpot=10") from None
-    loaded = load_scenario(scenario, tuple(set_values or ()))
+    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate))
     if any(source.startswith(("http://", "https://")) for source in sources):
         if len(sources) != 1:
             raise ForerunError("twin: one address at a time")

@@ -19,7 +19,9 @@ from simulator.cli.output import (
     NoProgressOption,
     Progress,
     SetOption,
+    ShortcutOptions,
     checked_outputs,
+    chosen,
     mapping_of,
     out_to,
     show,
@@ -55,8 +57,15 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
         options |= {name: one for name, one in study.options.items() if name not in options}
     source = next(iter(signature(main.function).parameters))
     several = source == "scenarios"
+    free = {
+        name: None if name in options else kind
+        for name, kind in vars(ShortcutOptions).items()
+        if name in ("chip", "trace", "rate")
+    }
 
     def call(**values: Any) -> int:
+        from simulator.running.scenario import place_of
+
         typed = written(values["line"])
         arguments = {
             name: mapping_of(value) if name == "columns" else value is not True if one.default is True else value
@@ -66,7 +75,12 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
         switched = {study.switch: True for study in others if study.switch_help and study.switch in typed}
         files = values[source] if several else [values[source]]
         with _options_named(options), checked_outputs(values["out"], values["json_file"]):
-            subject, used = _subject(files, values["set_values"] or (), arguments, "columns" in options)
+            subject, used = _subject(
+                files,
+                chosen(values["set_values"], *(values.get(name) for name in free)),
+                arguments,
+                "columns" in options,
+            )
             choice = arguments | switched
             study = next((one for one in others if one.chosen and one.chosen(choice, subject)), main)
             for name in arguments.keys() - study.options.keys() - {study.switch}:
@@ -74,7 +88,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
             given = {name: value for name, value in arguments.items() if name in study.options.keys() - used}
             for name, one in study.options.items():
                 if name not in given and (unset := _option(one).unset) is not None:
-                    given[name] = unset(files[0])
+                    given[name] = unset(Path(place_of(files[0])))
             with Progress(not values["no_progress"], main.progress) as progress:
                 if "progress" in signature(study.function).parameters:
                     given["progress"] = progress.update
@@ -88,11 +102,12 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
 
     shown = [Parameter("line", Parameter.KEYWORD_ONLY, annotation=Context)]
     files = Argument(metavar="SCENARIO..." if several else "SCENARIO", help=main.source, show_default=False)
-    shown.append(_parameter(source, list[Path] if several else Path, files))
+    shown.append(_parameter(source, list[str] if several else str, files))
     last: list[Parameter] = []
     for name in [*options, *({"seed"} - set(options))]:  # --set stands before --seed, or last
         if name == "seed":
             shown.append(_parameter("set_values", SetOption, default=None))
+            shown += [_parameter(one, kind, default=None) for one, kind in free.items() if kind is not None]
         if name in options:
             (last if name == "jobs" else shown).append(_typed(options[name]))
     for study in others:
@@ -108,7 +123,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
 
 
 def _subject(
-    files: Sequence[Path], overrides: Sequence[str], arguments: dict[str, Any], takes_logs: bool
+    files: Sequence[str], overrides: Sequence[str], arguments: dict[str, Any], takes_logs: bool
 ) -> tuple[Any, set[str]]:
     """The subject of a study by its files, ``--set``, ``--vary`` and ``--map``, and the options used up."""
     from simulator.running.scenario import is_log

@@ -29,7 +29,7 @@ from simulator.running.scenario import Scenario, scenario_from, scenario_in
 from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework, resolve_weight_dtypes
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
-from simulator.timing.releases import release_numbers, release_of_month
+from simulator.timing.releases import framework_of_version
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
@@ -53,36 +53,10 @@ def other_engine(text: str) -> bool:
     return re.search(_NAMES["other_engines"], text.lower()) is not None
 
 
-def framework_of_version(framework: str, version: str | None) -> str:
-    """The parameter set of an engine's version.
-
-    TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
-    and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
-    all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names only its month counts as the
-    newest release of that month.
-    """
-    if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
-        return "vllm-2024"
-    numbers = release_numbers(version or "") or release_of_month(framework, version or "")
-    older = _NAMES["older"].get(framework)
-    if older is None or not numbers or numbers[0] > 0:
-        return framework
-    return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
-
-
 UNKNOWN_RELEASE = "unknown"
 """Release of an engine whose source does not name it."""
 LEAST_WAVES = 10
 """Requests per outstanding request where the source does not say how many were sent."""
-
-
-def with_named_model(run: MeasuredRun, overrides: Sequence[str]) -> MeasuredRun:
-    """Run without its unknown model name, if an override states the model; with a note."""
-    names = [name for name in (run.model, run.tokenizer) if name is not None]
-    stated = next((one.partition("=")[2] for one in overrides if one.startswith("model=")), None)
-    if stated is None or not names or any(map(catalogue_model, names)):
-        return run
-    return replace(run, model=None, notes=(*run.notes, f"the file's model '{names[0]}' is {stated}, as --set states"))
 
 
 def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
@@ -217,8 +191,7 @@ def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]
         return base.model, run.model
     if run.parameters and abs(own.parameters().total / run.parameters - 1) < SAME_SIZE:
         return base.model, run.model
-    way = "; a server's own name for a model: leave the scenario out and give --chip and --set model=NAME"
-    raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}{way}")
+    raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}")
 
 
 def _same_model(own: str | Json, name: str) -> bool:

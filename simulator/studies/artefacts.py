@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.launch.tables import table
 from simulator.running.scenario import Scenario
 from simulator.speculation.methods import names_in
 from simulator.speculation.speculation_config import check_table
@@ -26,6 +27,7 @@ from simulator.studies.engine_flags import (
     engine_name,
     launch_flags,
     pool_scenarios,
+    pools_remark,
     quantisation,
     replica_command,
     replicas_remark,
@@ -59,17 +61,21 @@ def llama_cpp(scenario: Scenario) -> str:
 def trtllm(scenario: Scenario) -> str:
     """YAML options of TensorRT-LLM's LLM API."""
     hardware, engine = scenario.hardware, scenario.engine
-    kv_dtypes = templates()["names"]["kv_dtype"]["trtllm"]
+    kv_dtypes = table("trtllm")["kv_dtype"]
     values = {
         "expert_parallel": hardware.expert_parallel if hardware.expert_parallel > 1 else None,
+        "tp_size": hardware.chips_per_stage,
         "attention_dp": True if hardware.attention_data_parallel > 1 else None,
         "kv_dtype": _known(kv_dtypes, scenario.kv_cache_dtype, "kv_cache_dtype", "TensorRT-LLM"),
         "cuda_graphs": {"enable_padding": True, "max_batch_size": engine.max_num_seqs} if engine.cuda_graphs else None,
         "speculation": _trtllm_speculation(scenario),
     }
-    remarks = [trtllm_command(scenario, "THIS_FILE"), *replicas_remark(scenario)]
+    remarks = [trtllm_command(scenario, "THIS_FILE"), *replicas_remark(scenario), *pools_remark(scenario)]
+    if hardware.attention_data_parallel > 1 and hardware.tensor_parallel > 1:
+        remarks.append("TensorRT-LLM's groups of attention have one chip each")
     quantisation(scenario, "trtllm", remarks)
-    return _yaml("trtllm", scenario, values, remarks)
+    text = _yaml("trtllm", scenario, values, remarks)
+    return text if engine.cuda_graphs else f"{text}\ncuda_graph_config: null"
 
 
 def _trtllm_speculation(scenario: Scenario) -> Document | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
+from simulator.launch.tables import table
 from simulator.llm import load_architecture, published_repositories
 from simulator.running.engine_defaults import chosen_fields
 from simulator.running.scenario import Scenario
@@ -74,6 +75,8 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
     scheduler = fields.rules.flags.get(engine)
     if scheduler is None and "scheduler" in chosen_fields(fields):
         remarks.append(f"{ENGINES[engine]} has no scheduler like {fields.scheduler}")
+    if engine == "vllm" and 1 < hardware.expert_parallel < hardware.chips_per_stage:
+        remarks.append(f"vLLM spreads experts over all {hardware.chips_per_stage} chips")
     config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
     values = {
         "checkpoint": checkpoint_name(scenario),
@@ -140,6 +143,7 @@ def sglang_counts(algorithm: str, depth: int, tokens: int) -> tuple[int | None, 
 def _llama_command(scenario: Scenario) -> str:
     engine, speculation = scenario.engine, scenario.speculation
     remarks = [f"a file of type {scenario.weights_dtype}"] if isinstance(scenario.weights_dtype, str) else []
+    remarks += pools_remark(scenario)
     length = engine.max_model_len
     values: dict[str, Any] = {
         "checkpoint": checkpoint_name(scenario),
@@ -212,7 +216,7 @@ def quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | N
     if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes:
         return None
     wide = all(dtype_bytes(dtype) >= 2 for dtype in default_dtypes.values())
-    known: dict[str, str] = templates()["names"]["quantisation"].get(engine, {})
+    known: dict[str, str] = table(engine)["quantisation"]
     name = known.get(weights_dtype) if isinstance(weights_dtype, str) and wide else None
     if name is None:
         narrow = ", ".join(dict.fromkeys(dtype for dtype in default_dtypes.values() if dtype_bytes(dtype) < 2))
@@ -222,7 +226,7 @@ def quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | N
 
 
 def _kv_dtype(scenario: Scenario, engine: str, remarks: list[str], default: Sequence[str]) -> str | None:
-    known: dict[str, str] = templates()["names"]["kv_dtype"][engine]
+    known: dict[str, str] = table(engine)["kv_dtype"]
     if scenario.kv_cache_dtype in default:
         return None
     if scenario.kv_cache_dtype not in known:
@@ -233,6 +237,11 @@ def _kv_dtype(scenario: Scenario, engine: str, remarks: list[str], default: Sequ
 def _line(words: Sequence[str], remarks: Sequence[str], scenario: Scenario) -> str:
     remarks = [*replicas_remark(scenario), *remarks]
     return shlex.join(words) + (f"  # {'; '.join(remarks)}" if remarks else "")
+
+
+def pools_remark(scenario: Scenario) -> list[str]:
+    """Remark on pools: a command or file of one engine describes none."""
+    return [] if scenario.pools is None else ["the pools are left out (--emit dynamo writes them)"]
 
 
 def replicas_remark(scenario: Scenario) -> list[str]:

@@ -255,7 +255,7 @@ def study_header(scenario: Scenario, seed: int, basis: str | None, notes: Sequen
     from simulator.running.metrics import scenario_document
 
     header = {"scenario": scenario_document(scenario), "seed": seed, "version": VERSION}
-    return {**header, "basis": basis, "notes": list(notes)}
+    return {**header, "basis": basis, "notes": list(dict.fromkeys((*(scenario.notes or ()), *notes)))}
 
 
 def study_document(

@@ -24,9 +24,10 @@ from simulator.running.scenario import (
     Scenario,
     ScenarioSource,
     as_scenario,
+    folder_of,
     load_scenario,
     parse_yaml,
-    read_mapping,
+    read_source,
     resolve_paths,
     scenario_from,
     scenario_in,
@@ -108,11 +109,11 @@ def load_study(path: str | Path, overrides: Sequence[str] = (), vary: Sequence[s
     Raises:
         ForerunError: one line that names the file, the field and a valid value.
     """
-    file = Path(path)
-    data = read_mapping(file)
+    place, data = read_source(path, overrides)
+    file = Path(place)
     if not any(key in data for key in STUDY_KEYS):
-        scenario = scenario_in(data, file.parent, str(file), overrides)
-        return StudyFile(str(file), scenario, parse_vary(vary), (), file.parent)
+        folder = folder_of(path)
+        return StudyFile(place, scenario_in(data, folder, place, overrides), parse_vary(vary), (), folder)
     scenario = _inner_scenario(data, file, overrides)
     axes = _file_vary(data.get("vary"), file)
     specs = data.get("variants")

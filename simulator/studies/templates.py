@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from forerun.document import Json
 from forerun.yaml_files import packaged
+from simulator.launch.tables import ENGINES, table
 from simulator.running.scenario import Scenario
 
 FIELD = re.compile(r"\$(?:\{(\w+)\}|([a-z_]+(?:\.[a-z_]+)*))")
 
 
+@cache
 def templates() -> Json:
     """Templates by name."""
-    return packaged("simulator.studies", "artefacts.yaml")
+    own = packaged("simulator.studies", "artefacts.yaml")
+    return own | {engine: table(engine)["command"] for engine in ENGINES}
 
 
 def command_words(name: str, scenario: Scenario, values: Mapping[str, Any]) -> list[str]:
@@ -45,7 +49,7 @@ def render(template: Any, scenario: Scenario, values: Mapping[str, Any]) -> Any:
         return template
     if whole := FIELD.fullmatch(template):
         return _value(whole[1] or whole[2], scenario, values)
-    return FIELD.sub(lambda found: _text(_value(found[1] or found[2], scenario, values)), template)
+    return FIELD.sub(lambda matched: _text(_value(matched[1] or matched[2], scenario, values)), template)
 
 
 def _value(name: str, scenario: Scenario, values: Mapping[str, Any]) -> Any:

@@ -70,6 +70,23 @@ def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
     return max((numbers for numbers in known if numbers is not None), default=None)
 
 
+def framework_of_version(framework: str, version: str | None) -> str:
+    """The parameter set of an engine's version.
+
+    TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
+    and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
+    all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names its month alone is taken for
+    the newest release of that month.
+    """
+    if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
+        return "vllm-2024"
+    numbers = release_numbers(version or "") or release_of_month(framework, version or "")
+    older = packaged("simulator.timing", "releases.yaml")["older"].get(framework)
+    if older is None or not numbers or numbers[0] > 0:
+        return framework
+    return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
+
+
 def _is_young(month: object, published: object) -> bool:
     """True if a build of this month appeared less than ``TUNING`` months after the model."""
     return published is not None and _month(str(month)) < _month(str(published)) + TUNING

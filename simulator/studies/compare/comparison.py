@@ -15,7 +15,7 @@ from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.workers import study_workers
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
-from simulator.running.scenario import Scenario, ScenarioSource, as_scenario, load_scenario
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario, load_scenario, place_of
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
 from simulator.studies.compare.crossover import (
@@ -111,10 +111,8 @@ def bases_of(variants: Sequence[Variant]) -> dict[str, str]:
     return {name: variants[0].name if alone else firsts[load] for name, load in loads.items()}
 
 
-def variants_from_files(
-    files: Sequence[Path], overrides: Sequence[str] = (), vary: Sequence[str] = ()
-) -> list[Variant]:
-    """Variants from the command line's files: one study or scenario file, or several scenario files.
+def variants_from_files(files: Sequence[str], overrides: Sequence[str] = (), vary: Sequence[str] = ()) -> list[Variant]:
+    """Variants that the command line names: one study or scenario file, or several scenario files.
 
     Raises:
         ForerunError: a file is invalid, or ``vary`` is given with several files.
@@ -123,7 +121,9 @@ def variants_from_files(
         return variants_of(load_study(files[0], overrides, vary))
     if vary:
         raise ArgumentError("vary", "works on one scenario; compare several as they are, or vary one")
-    names = [file.stem for file in files]
+    places = [place_of(file) for file in files]
+    lines = [f"line {number}" for number, place in enumerate(places, start=1) if place not in files]
+    names = [Path(place).stem if place in files else lines.pop(0) for place in places]
     names = [name if names.count(name) == 1 else str(file) for name, file in zip(names, files, strict=True)]
     if len(set(names)) < len(names):
         raise ForerunError(f"{files[0]}: the same file is given twice; name different files, or use --vary")
