@@ -65,6 +65,7 @@ _LLAMA = re.compile(
     rf"draftacceptance=[\d.]+\({_WHOLE}accepted/{_WHOLE}generated\),meanacceptancelength={_NUMBER},"
     rf"acceptancerateperposition=\({_LIST}\)"
 )
+_ANSWER = re.compile(rf"completion_tokens[\"']?:{_WHOLE},.*?spec_accept_length[\"']?:{_NUMBER}")
 _LLAMA_STATISTICS = re.compile(rf"#gendrafts={_WHOLE},#accdrafts={_WHOLE},#gentokens={_WHOLE},#acctokens={_WHOLE}")
 _TRTLLM = re.compile(
     rf"numDraftTokens[\"']?:{_WHOLE},[\"']?numAcceptedTokens[\"']?:{_WHOLE},"
@@ -73,7 +74,7 @@ _TRTLLM = re.compile(
 _NEW_RECORD = re.compile(
     r"\s*(?:\(.{0,40}?\) ?)?(?:INFO|DEBUG|WARNING|ERROR)\b|\s*(?:\[|\d+\t)?\d{4}-\d\d-\d\d|\d+\.\d\d\.\d{3}"
     r"|\w+:\w+[{ ]|#|[\[{]|\s*$"
-    r"|.*(?:SpecDecoding metrics|Speculative metrics|Decode batch|draft acceptance|speculative_num)"
+    r"|.*(?:SpecDecoding metrics|Speculative metrics|Decode batch|draft acceptance|speculative_num|meta_info)"
 )
 MOST_WRAPPED = 8
 """Most lines into which a line is taken to be wrapped."""
@@ -182,9 +183,9 @@ def _records(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
     vllm, sglang, samples = _VllmLines(source, "vllm-log"), _SglangLines(source), _Counters(source)
-    old, histograms, llama, totals, trtllm = (
+    old, histograms, answers, llama, totals, trtllm = (
         _Tally(source, name)
-        for name in ("vllm-log", "sglang-histogram", "llama-server", "llama-server", "trtllm-stats")
+        for name in ("vllm-log", "sglang-histogram", "sglang-log", "llama-server", "llama-server", "trtllm-stats")
     )
     for number, record in _records(lines):
         text = "".join(record.split())
@@ -203,6 +204,9 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
             drafts, _, drafted, accepted = map(int, match.groups())
             totals = _Tally(source, "llama-server")
             totals.add(drafts, drafted, accepted, None, number)
+        elif (match := _ANSWER.search(text)) and float(match[2]) >= 1.0:
+            cycles = int(match[1]) / float(match[2])
+            answers.add(cycles, 0, int(match[1]) - cycles, None, number)
         elif "acceptlen:" in text or "speculative_num" in text:
             sglang.add(text)
         elif record.startswith("vllm:spec_decode_num_"):
@@ -216,7 +220,7 @@ def _from_lines(lines: Iterable[str], source: str) -> AcceptanceLog:
             beyond = [sum(steps[depth:]) for depth in range(len(steps))]
             shares = [count / max(1, beyond[0]) for count in beyond[1:]]
             histograms.add(beyond[0], beyond[0] * len(shares), sum(beyond[1:]), shares, number)
-    for reader in (vllm, vllm.uncounted, samples, histograms, sglang, llama, totals, trtllm, old):
+    for reader in (vllm, vllm.uncounted, samples, histograms, sglang, answers, llama, totals, trtllm, old):
         if reader.records:
             log = _checked(reader.result())
             if reader is vllm.uncounted:
@@ -267,11 +271,11 @@ class _Tally:
             source=self.source,
             format=self.format,
             records=self.records,
-            num_speculative_tokens=len(rates) if rates else self.tokens or round(self.drafted / self.drafts),
+            num_speculative_tokens=len(rates) if rates else self.tokens or round(self.drafted / self.drafts) or None,
             acceptance_length=1.0 + self.accepted / self.drafts,
             per_position=rates,
             num_drafts=float(round(self.drafts)),
-            draft_tokens=self.drafted,
+            draft_tokens=self.drafted or None,
             accepted_tokens=self.accepted,
         )
 

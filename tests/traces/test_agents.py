@@ -287,6 +287,8 @@ def test_nested_spans_in_two_files_count_once(tmp_path):
     for name, one in (("client", nested("a", "", "chat", (20, 3))), ("server", nested("b", "a", "llm", (20, 3)))):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(otlp(one)))
     assert read_requests(tmp_path).input_tokens.tolist() == [20]
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    assert any("1 documents without a span left out" in note for note in read_requests(tmp_path).notes)
 
 
 def entry(second: int, kind: str, number: int, usage: dict | None = None, message: str = "") -> dict:
@@ -318,6 +320,8 @@ def test_sessions_of_coding_agents(tmp_path):
     before, after = table.prefix_hashes.of(0).tolist(), table.prefix_hashes.of(1).tolist()
     assert after[:20] == before
     assert after[20] not in before
+    mixed = written(tmp_path, *lines, {"timestamp": 5, "input_length": 7, "output_length": 8}, name="mixed.jsonl")
+    assert "1 lines that are no entries of a session left out" in read_requests(mixed).notes
 
 
 def test_rollouts_of_codex_repeat_their_counts(tmp_path):

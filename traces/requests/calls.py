@@ -221,10 +221,17 @@ def _linked(path: Path, records: Records, where: str, note: str) -> Iterator[Raw
 
 def otel_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """Requests of spans, of one file or of the files in a folder."""
-    records, outer = requests_of(span for _, document in json_documents(path) for span in spans_of(document))
+    by_document = [list(spans_of(document)) for _, document in json_documents(path)]
+    records, outer = requests_of(span for spans in by_document for span in spans)
     if not records:
         raise TraceError(f"{path}: no spans of requests with gen_ai.usage attributes (or Langfuse's usage) in it")
-    yield from _linked(path, records, "span {}", outer_note(outer) if outer else "")
+    notes = [outer_note(outer)] * bool(outer) + _left_out("documents without a span", by_document.count([]))
+    yield from _linked(path, records, "span {}", "; ".join(notes))
+
+
+def _left_out(what: str, count: int) -> list[str]:
+    """Remark on what was left out; none if nothing was."""
+    return [f"{count} {what} left out"] * bool(count)
 
 
 def coding_agent_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
@@ -236,7 +243,9 @@ def coding_agent_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
     """
     calls: dict[str, dict[str, Any]] = {}
     times: dict[object, float] = {}
+    foreign = 0
     for file, entry in json_documents(path):
+        foreign += value_at(entry, "type") is None
         at = moment_of(value_at(entry, "timestamp"))
         if at is None:
             continue
@@ -274,7 +283,9 @@ def coding_agent_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
         call["hashes"] = before[call["thread"]] = ids + list(range(first_free, first_free + blocks - len(ids)))
         first_free += blocks
         call["block_tokens"] = SESSION_BLOCK_TOKENS
-    yield from _linked(path, records, "answer {}", "")
+    yield from _linked(
+        path, records, "answer {}", "".join(_left_out("lines that are no entries of a session", foreign))
+    )
 
 
 _STAMP = re.compile(r"(?<!\d)(?:\d{4}-)?(\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)")
@@ -327,7 +338,7 @@ def server_log_chunks(path: Path, options: Options) -> Iterator[RawChunk]:
             "--enable-log-requests --enable-log-outputs with VLLM_LOGGING_LEVEL=DEBUG, or spans "
             "(--otlp-traces-endpoint); SGLang: --log-requests --log-requests-level 1"
         )
-    notes = [f"{len(calls) - len(records)} requests without token counts left out"] * (len(records) < len(calls))
+    notes = _left_out("requests without token counts", len(calls) - len(records))
     if cached:
         share = cached / sum(record["prompt"] for record in records)
         notes.append(f"{share:.0%} of prompt tokens were cached; which requests share them is not logged: no prefixes")

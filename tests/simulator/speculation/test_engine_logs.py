@@ -221,6 +221,9 @@ ANSWER = {"meta_info": {"spec_accept_histogram": [2, 3, 5], "spec_correct_drafts
         (json.dumps([{"specDecodingStats": ITERATION}] * 2, indent=1), "trtllm-stats", 2.5, None),
         (json.dumps({"specDecodingStats": ITERATION}), "trtllm-stats", 2.5, None),
         ("\n".join([json.dumps(ANSWER)] * 2), "sglang-histogram", 2.3, (0.8, 0.5)),
+        ("\n".join(f"Finish: obj=X(), out={{'meta_info': {{'completion_tokens': {tokens}, 'cached_tokens': 1, "
+                   f"'spec_accept_length': {length}}}}}" for tokens, length in ((90, 3.0), (10, 1.0))),
+         "sglang-log", 2.5, None),
         ("2026-05-17 11:04:29.854 | 1.12.9 I statistics draft-mtp: #calls(b,g,a) = 1 4 4, #gen drafts = 4, #acc drafts "
          "= 2, #gen tokens = 8, #acc tokens = 3, dur(b,g,a) = 0.006, 21.272, 0.010 ms", "llama-server", 1.75, None),
         ("INFO SpecDecoding metrics: Mean acceptance length: 2.2,\nPer-position acceptance rate: 0.8, 0.4,\nAvg Draft "
