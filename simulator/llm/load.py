@@ -85,7 +85,7 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     if isinstance(model, str) and model.startswith("hf:"):
         from simulator.llm.hub import hub_folder
 
-        return replace(_from_file(hub_folder(model)), name=model.rpartition("/")[2].lower())
+        return replace(_from_file(hub_folder(model)), name=model.rpartition("/")[2].partition("@")[0].lower())
     path = Path(model)
     if _exists(path):
         return _from_file(path)

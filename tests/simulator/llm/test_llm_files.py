@@ -158,8 +158,8 @@ def test_a_config_of_the_hugging_face_cache_is_read_by_its_repository(cache):
     (cache / "refs" / "main").write_text(COMMIT)
     (cache / "snapshots" / COMMIT / "config.json").write_text(json.dumps(LLAMA))
     for name in ("hf:acme/tiny", f"hf:acme/tiny@{COMMIT}"):
-        assert load_architecture(name).hidden_size == 256
-    assert load_architecture("hf:acme/tiny").name == "tiny"
+        architecture = load_architecture(name)
+        assert (architecture.hidden_size, architecture.name) == (256, "tiny")
 
 
 def test_the_network_is_used_only_on_request(cache, monkeypatch):
