@@ -103,7 +103,7 @@ def parity(replay: Replay, metric: str = "") -> go.Figure:
     from forerun.errors import ForerunError
 
     if replay.kind != "replay":
-        raise ForerunError(f"parity: a replay is drawn (got a result of {replay.kind})")
+        raise ForerunError(f"parity: needs the result of a replay (got a result of {replay.kind})")
     return replay.figure(metric)
 
 

@@ -166,7 +166,7 @@ def _carried_fit(family: str, fit: Fit | None) -> Fit:
 def _widening(
     parameters: FamilyParameters, chip: Chip, fitted: Chip, libraries: tuple[str, ...], dtype: str
 ) -> FamilyParameters:
-    """Add dequantisation to a 16-bit GEMM set where ``chip`` stores narrower weights and multiplies in 16 bits."""
+    """Add dequantisation to a 16-bit GEMM set if ``chip`` stores narrower weights and multiplies in 16 bits."""
     if not isinstance(parameters, GemmParameters) or dtype == "any" or dtype_bytes(dtype) >= 2:
         return parameters
     plain = _first(fitted, libraries, "gemm", ("bf16", "fp16"))

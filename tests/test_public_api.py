@@ -90,7 +90,7 @@ def test_options_of_a_plan_are_declared_once():
 
 
 def test_parity_of_a_run_is_refused(chat):
-    with pytest.raises(fr.ForerunError, match=r"parity: a replay is drawn \(got a result of run\)"):
+    with pytest.raises(fr.ForerunError, match=r"parity: needs the result of a replay \(got a result of run\)"):
         fr.plot.parity(fr.simulate(chat))
 
 

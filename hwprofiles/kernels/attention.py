@@ -178,8 +178,8 @@ def prefill_time(
 
 NARROW_ROWS = 16.0
 """Rows of the narrow tile of TensorRT-LLM's decode kernels for Blackwell (heads and keys swapped in the product).
-Groups of up to twice as many heads run as two such tiles, larger ones in one of 64 or 128 rows: 32 heads of MLA take
-1.4 to 1.6 times as long as 16 and as 64 (NVIDIA's aiconfigurator tables, B200)."""
+Groups of up to twice as many heads run as two such tiles, larger groups in one tile of 64 or 128 rows: 32 heads of MLA
+take 1.4 to 1.6 times as long as 16 and as 64 (NVIDIA's aiconfigurator tables, B200)."""
 
 
 def decode_time(

@@ -177,7 +177,7 @@ def workloads_fit(
 
 
 def _existing(file: Path, kind: str, folders: bool = False) -> Path:
-    """Return ``file``. Refuses a missing file, so that a catalogue name is not taken for one, and a scenario."""
+    """Return ``file`` if it exists and is no scenario. A catalogue name in place of a file is thus refused."""
     from simulator.running.scenario import read_mapping
 
     if not file.exists():

@@ -66,9 +66,9 @@ class Command:
     chip: str = ""
     """Chip as the manifest names it."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files that the script writes before, by name."""
+    """Files that the script writes before the command, by name."""
     container: Sequence[str] = ()
-    """Options of the container around it."""
+    """Options of the container that runs the command."""
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Load that the file states."""
     notes: Sequence[str] = ()

@@ -44,7 +44,7 @@ class Fields:
     """File, or other origin, for error messages."""
     prefix: str = ""
     seen: set[str] = field(default_factory=set, compare=False)
-    """Fields that were requested; all others did not influence the result."""
+    """Fields that were read; fields outside this set did not influence the result."""
 
     @classmethod
     def of(cls, values: object, source: str, prefix: str = "") -> Fields:
@@ -62,7 +62,7 @@ class Fields:
         raise ForerunError(joined_lines(f"{self.source}: {self.prefix}{key[:80]} {message}"))
 
     def get(self, key: str) -> object:
-        """The raw value, None where absent."""
+        """Raw value under ``key``; None if absent."""
         self.seen.add(key)
         return self.values.get(key)
 

@@ -211,7 +211,7 @@ Config = dict[str, Any]
 
 
 def _moe_of_llama(config: Config, header: Header, name: str) -> None:
-    """Mixtral's files carry Llama's architecture."""
+    """Correct Mixtral's files, which state Llama's architecture."""
     if header.fields.get("llama.expert_count"):
         config["model_type"] = "mixtral"
 

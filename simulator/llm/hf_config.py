@@ -17,7 +17,7 @@ MOST_LAYERS = 2000
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 _INHERITED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config", "quantization", "architectures")
 UNGATED = ("relu2", "xielu", "relu_squared")
-"""Activations of feed-forwards with two matrices, where Llama has three."""
+"""Activations of feed-forward layers with two matrices instead of Llama's three."""
 _MTP_NORMS = 3
 """Additional norms of an MTP layer: on hidden state and embedding, and before the LM head."""
 
@@ -33,10 +33,10 @@ def from_hf_config(
     Args:
         config: the parsed JSON object.
         name: name of the model; by default the config's ``_name_or_path`` or its ``model_type``.
-        source: file to name in errors, kept as the architecture's source.
+        source: file name for errors, stored as the architecture's source.
 
     Raises:
-        ForerunError: a field is missing, wrong, or of a model that is not modelled; one line naming source and field.
+        ForerunError: a field is missing, invalid, or of an unsupported model; one line that names source and field.
     """
     outer = Fields.of(config, source)
     if outer.has("thinker_config"):  # Qwen's models that also speak: the part that reads and writes text

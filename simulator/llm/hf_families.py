@@ -1,4 +1,4 @@
-"""Facts of Hugging Face model types beyond the fields of a config.json, and which of those fields may be ignored."""
+"""Facts of Hugging Face model types beyond the fields of a config.json, and fields that may be ignored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MoeNames(NamedTuple):
     width: str
     picked: str
     shared_count: str | None = None
-    """Number of shared experts, each as wide as a routed one (or as ``shared_width`` says)."""
+    """Field with the number of shared experts, each as wide as a routed expert (or ``shared_width``)."""
     shared_width: str | None = None
     """Width of one shared expert, or of all if there is no ``shared_count``."""
     dense_width: str | None = None
@@ -51,7 +51,7 @@ class Family:
     """Facts of one model type; a ``Flag`` is read from the config, a bool is fixed in the model's code."""
 
     tied: bool = False
-    """True if embeddings are tied where the config has no ``tie_word_embeddings``."""
+    """True if embeddings are tied by default, that is, without ``tie_word_embeddings`` in the config."""
     head_dim: int | None = None
     """Default width of a head; None is hidden size over heads."""
     mla: bool = False
@@ -110,7 +110,7 @@ def mixer_sizes(fields: Fields, layers: str) -> dict[str, Any]:
 
 
 def text_type(model_type: str) -> str:
-    """Type of a model's text part where ``text_config`` does not name it."""
+    """Type of a model's text part if ``text_config`` does not state it."""
     return str(_names()["text_types"].get(model_type, model_type))
 
 

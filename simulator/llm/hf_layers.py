@@ -1,6 +1,6 @@
 """Attention, windows and feed-forward of each layer, as a Hugging Face config states them.
 
-Every reader raises ForerunError, naming source and field, where a field is missing, wrong or not modelled.
+Every reader raises ForerunError, which names source and field, if a field is missing, invalid or not supported.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def read_attention(fields: Fields, family: Family, hidden: int) -> Attention:
 
 
 def kv_heads_of(fields: Fields, key: str, heads: int) -> int:
-    """Number of KV heads under ``key``; as many as heads where absent."""
+    """Number of KV heads under ``key``; if absent, the number of heads."""
     kv_heads = fields.whole_or(key, heads)
     if heads % kv_heads:
         fields.fail(key, f"{kv_heads} does not divide num_attention_heads {heads}")

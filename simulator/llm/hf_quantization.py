@@ -30,7 +30,7 @@ LEAST_SHARE = 0.02
 MOST_REPEATS, MOST_CHOICES_BITS = 63, 26
 """Characters of a module's name that a repeat takes, and ways to match a pattern (power of two): four repeats."""
 _WHOLE = 16
-"""Bits from which weights or activations are not quantised."""
+"""Minimum bits at which weights or activations count as not quantised."""
 
 
 class ModuleFormat(NamedTuple):
@@ -98,7 +98,7 @@ def checkpoint_dtypes(config: Fields, layers: Sequence[Layer], hidden: int) -> t
 
 
 def cache_dtype(config: Fields) -> str | None:
-    """Format of the KV cache that a checkpoint has scales for; None where it has none."""
+    """Format of the KV cache for which a checkpoint has scales; None without such scales."""
     key = next((key for key in QUANTISATION_KEYS if config.has(key)), None)
     stated = None if key is None else _stated_cache(config.section(key))
     return "fp8" if stated in ("FP8", "8 bits") else None

@@ -279,13 +279,13 @@ def _published_hint(text: str) -> str:
 
 
 def named_dtype(model: str) -> str | None:
-    """The one weight format that a model's name contains, such as ``fp4`` for "Kimi-K2.6-NVFP4", or None."""
+    """Weight format in a model's name, such as ``fp4`` for "Kimi-K2.6-NVFP4"; None without exactly one."""
     formats = stated_formats(model)
     return formats[0] if len(formats) == 1 else None
 
 
 def catalogue_model(text: str) -> str | None:
-    """The catalogue's model that a published name means, whatever its owner, tuning or format suffix; None if none."""
+    """Catalogue model of a published name, ignoring owner, tuning and format suffix; None if unknown."""
     named = named_checkpoint(text, _known_models())
     return None if named is None else named.model
 

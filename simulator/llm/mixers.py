@@ -331,7 +331,7 @@ class BlockSparseAttention(SelectiveAttention):
     index_heads: int
     index_head_dim: int
     index_value: bool = False
-    """True if the index heads also compute an attention output of their own."""
+    """True if the index heads also compute a separate attention output."""
     label: ClassVar[str] = "block-sparse attention"
 
     @property

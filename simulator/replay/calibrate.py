@@ -135,7 +135,7 @@ class Calibration(Replay):
         return [dict(family) for family in self.document["families"]]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the profile ``<chip>.yaml`` into ``folder``, with the learned corrections beside it.
+        """Write the profile ``<chip>.yaml`` and the learned corrections into ``folder``.
 
         Raises:
             OSError: a file cannot be written.
@@ -163,11 +163,11 @@ def calibrate(
     Args:
         table: measured kernels, or a file or several files of them.
         chip: the measured chip: a profile, a catalogue name or a file.
-        library: the name the fit is stored under.
-        split: which shapes a fit may see.
+        library: library name under which the fit is stored.
+        split: split that determines the shapes which a fit may use.
         residual: whether to learn the correction too.
         seed: seed of every random choice.
-        reference: what the profile says it was fitted on; default: the trace's files.
+        reference: data source to record in the profile; default: the trace's files.
         progress: called with (families done, families).
         judge: estimate errors and intervals, by a fit per fold of scarce rows; without, for fits whose errors the
             caller estimates.

@@ -36,11 +36,11 @@ JUDGED = (("mean_ttft_ms", "median_ttft_ms"), ("mean_tpot_ms", "median_tpot_ms",
           ("output_throughput", "request_throughput"))  # fmt: skip
 """Figures by which a run is judged; of each group the first that was measured and predicted."""
 OF_ARRIVALS, AS_OFFERED = ("output_throughput", "request_throughput"), 0.05
-"""Figures that say nothing of an engine which keeps up with its arrivals, and their largest error then."""
+"""Metrics that depend only on arrivals if the engine keeps up with them, and their maximum error in that case."""
 EQUAL = 0.1
 """Difference of the explained shares up to which two causes explain a gap equally well."""
 LEAST_SHARE = 0.1
-"""Least share of the gap that a listed cause explains."""
+"""Minimum share of the gap that a listed cause must explain."""
 MOST, PAIRED = 0.5, 5
 """Share of the gap below which the first causes are tried in pairs, and how many of them."""
 SHOWN_CAUSES = 8
@@ -53,13 +53,13 @@ Refused = (ForerunError, ProfileError, TraceError)
 
 @dataclass(frozen=True, slots=True)
 class Judged(DocumentPart):
-    """A figure of a measured run beside its prediction."""
+    """A measured metric of a run and its prediction."""
 
     metric: str
     measured: float
     predicted: float
     likely: tuple[float, float]
-    """Ends of the interval that holds the measurement in half of all runs."""
+    """Ends of the interval that contains the measurement in half of all runs."""
     interval: tuple[float, float]
     """Ends of the 90 % interval."""
 
@@ -139,9 +139,9 @@ def explanation_of(run: MeasuredRun, base: Scenario, seed: int = 0, start: Start
     """Find what may make a measured run differ from its prediction.
 
     Args:
-        run: measured; its facts override ``base``.
-        base: scenario of what the run does not state.
-        seed: of the simulations.
+        run: measured run; its facts override ``base``.
+        base: scenario for settings that the run does not state.
+        seed: seed of the simulations.
         start: runs work on other processes; None = here.
 
     Raises:
@@ -162,7 +162,7 @@ def explanation_of(run: MeasuredRun, base: Scenario, seed: int = 0, start: Start
 def ranked_causes(
     run: MeasuredRun, base: Scenario, judged: Sequence[Judged], seed: int = 0, start: Start | None = None
 ) -> list[Cause]:
-    """Causes by the share of the gap that each explains alone; where none explains half, the best pair among them."""
+    """Causes by the share of the gap that each explains alone; if none explains half, the best pair."""
     scenario = run_scenario(run, base)
     tried = [(one, [change]) for one in _entries("causes") for change in _changes(one, scenario)]
     causes = _best(_shares(tried, run, base, scenario, judged, seed, start))
@@ -238,7 +238,7 @@ def _best(causes: Sequence[Cause]) -> list[Cause]:
 def _predicted(
     changes: Sequence[Json], run: MeasuredRun, base: Scenario, scenario: Scenario, seed: int
 ) -> dict[str, float] | None:
-    """Figures of a run under changes; None where they do not apply or cannot be simulated."""
+    """Figures of a run under changes; None if the changes do not apply or cannot be simulated."""
     factors: dict[str, float] = {}
     try:
         for change in changes:
@@ -251,7 +251,7 @@ def _predicted(
 
 
 def _changes(entry: Json, scenario: Scenario) -> Iterator[Json]:
-    """The changes by which a cause is tried on a scenario; none where it does not apply or nothing changes."""
+    """The changes by which a cause is tried on a scenario; empty if it does not apply or nothing changes."""
     plain = scenario.model_dump()
     if any(bool(nested_value(plain, path)) != value for path, value in entry.get("when", {}).items()):
         return
@@ -307,12 +307,12 @@ def _applied(change: Json, run: MeasuredRun, scenario: Scenario) -> tuple[Measur
 
 
 def _older_set(older: str, framework: str) -> bool:
-    """True if a parameter set is that of older builds of an engine."""
+    """True if a parameter set belongs to older builds of an engine."""
     return older != framework and older.startswith(f"{framework.partition('-')[0]}-")
 
 
 def _verdict(judged: Sequence[Judged], causes: Sequence[Cause]) -> str:
-    """The verdict in a sentence, and what may be claimed about its cause."""
+    """Sentence with the verdict and the supported claim about its cause."""
     off = [row for row in judged if row.place == "outside"] or [row for row in judged if row.place == "inside"]
     if not off:
         return "Nothing to explain: every figure lies in the likely half of its interval"
@@ -342,7 +342,7 @@ def _claim(causes: Sequence[Cause]) -> str:
 
 
 def _from_here(scenario: Scenario, causes: Sequence[Cause]) -> Scenario:
-    """Scenario under the first cause, where that one is claimed and a field of a scenario."""
+    """Scenario with the change of the first cause, if that cause is claimed and its change is a scenario field."""
     equal = [cause for cause in causes if cause.share > causes[0].share - EQUAL]
     changes = {path: value for change in equal[0].change for path, value in change.items()} if len(equal) == 1 else {}
     try:

@@ -26,7 +26,7 @@ CORE: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "gemm": {"n": (1024, 1 << 40), "k": (1024, 1 << 40)},
     "collective": {"message_bytes": (1 << 20, 1 << 60)},
 }
-"""Shapes of today's language models, on which physics is fitted where a trace has enough of them."""
+"""Shapes of today's language models, on which physical parameters are fitted if a trace has enough such rows."""
 MIN_CORE_ROWS = 16
 
 
@@ -100,7 +100,7 @@ def family_rows(table: KernelTable) -> dict[tuple[str, str], IndexArray]:
 
 
 def core_rows(family: str, table: KernelTable) -> BoolArray:
-    """Rows of today's model shapes; all rows where the trace has too few of those."""
+    """Rows with shapes of current models; all rows if the trace has too few of them."""
     core = np.ones(len(table), dtype=bool)
     for name, (low, high) in CORE.get(family, {}).items():
         values = table.size(name)
@@ -129,7 +129,7 @@ hundredth of a percent of the error cannot be measured."""
 
 
 class Coordinate(NamedTuple):
-    """A parameter in the search: 0 .. 1 between its bounds, on a logarithmic scale where their ratio is large."""
+    """A parameter in the search: 0 .. 1 between its bounds, on a logarithmic scale if these differ greatly."""
 
     name: str
     low: float
@@ -233,8 +233,8 @@ routine (vector instead of matrix), so the unpacked kernel is tried even with fe
 
 
 ALWAYS_SPLIT: dict[str, Any] = {"split_tokens": 0.01, "split_fill": 1024.0, "max_splits": 32.0, "split_seqs": 512.0}
-"""A fixed number of parts for every sequence and KV head, up to the largest captured batch: FlashAttention-4's of head
-size 512 under vLLM 0.24 (``flash_attn_max_num_splits_for_cuda_graph`` and ``max_cudagraph_capture_size`` of its
+"""Fixed number of KV splits per sequence and KV head, up to the largest captured batch. Example: FlashAttention-4 with
+head size 512 under vLLM 0.24 (``flash_attn_max_num_splits_for_cuda_graph`` and ``max_cudagraph_capture_size`` of its
 configuration)."""
 
 

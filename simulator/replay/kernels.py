@@ -135,7 +135,7 @@ def replay_kernels(
         scored too if the profile has one); or a chip: its profile, catalogue name or file.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
-        library: kernel library, where ``kernels`` is a chip.
+        library: kernel library, if ``kernels`` is a chip.
 
     Raises:
         ForerunError: rows of several devices, a wrong unit, a bad condition, or no row left to score.
@@ -181,8 +181,8 @@ def replay_kernels(
 
 
 def trace_library(table: KernelTable, library: str) -> str:
-    """The kernel library to predict a trace with: ``portable`` instead of ``generic`` where all its rows were timed
-    with kernels older than the chip (collectives of NCCL aside); else ``library`` as given."""
+    """The kernel library to predict a trace with: ``portable`` instead of ``generic`` if all its rows were timed with
+    kernels older than the chip (collectives of NCCL aside); else ``library`` as given."""
     column = table.word("library")
     named = {column.names[code] for code in np.unique(column.codes)} - {"nccl"}
     return PORTABLE if library == "generic" and named == {PORTABLE} else library

@@ -79,7 +79,7 @@ class Modules:
             self._add(table, rows, part, library)
 
     def _add(self, table: KernelTable, rows: IndexArray, part: IndexArray, library: KernelLibrary) -> None:
-        """The modules of one model, format of weights and number of heads."""
+        """Add the modules of rows with one model, weight format and number of heads."""
         chosen = rows[part]
         architecture, mixer = module_layer(table.text("name", chosen[0]))
         heads = int(table.size("num_heads")[chosen[0]])

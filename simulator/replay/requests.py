@@ -144,7 +144,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RequestReplay(Replay):
-    """Measured runs beside runs of the simulator."""
+    """Result of replaying measured runs: measurements and simulated predictions."""
 
     sources: tuple[str, ...]
     outcomes: tuple[RunOutcome, ...]
@@ -154,7 +154,7 @@ class RequestReplay(Replay):
     seed: int
     scenario: Scenario
     explanation: Explanation | None = None
-    """Why the run furthest off differs from its prediction, where ``explain`` requests it."""
+    """Why the run furthest off differs from its prediction, if ``explain`` requests it."""
 
     @cached_property
     def document(self) -> Json:
@@ -244,7 +244,7 @@ def replay_requests(
     """Simulate every measured run again and score the simulation.
 
     Args:
-        runs: measured, or files or folders of them.
+        runs: measured runs, or files or folders of measured runs.
         base: scenario (or its file) for settings that the runs do not state; None = they state model, chip and load.
         sources: names of the files, for the report; default: the files among ``runs``.
         split: score only configurations that this split holds out (all loads of one configuration are on one side).

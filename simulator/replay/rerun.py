@@ -49,14 +49,14 @@ def framework_name(text: str) -> str | None:
 
 
 def other_engine(text: str) -> bool:
-    """True if a published name is that of an engine which no parameter set describes."""
+    """True if a published name denotes an engine without a parameter set."""
     return re.search(_NAMES["other_engines"], text.lower()) is not None
 
 
 UNKNOWN_RELEASE = "unknown"
 """Release of an engine whose source does not name it."""
 LEAST_WAVES = 10
-"""Requests per outstanding request where the source does not say how many were sent."""
+"""Number of requests per outstanding request if the source does not state how many were sent."""
 
 
 def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
@@ -311,7 +311,7 @@ def rerun(
     Args:
         run: measured run to simulate.
         base: scenario for all settings that the run does not state.
-        seed: of the simulation.
+        seed: seed of the simulation.
         intervals: whether to estimate the model error.
         factors: factors on constants, for fitting these.
 
@@ -320,7 +320,7 @@ def rerun(
         ``traces.benchmark_results.METRICS``.
 
     Raises:
-        ForerunError, hwprofiles.ProfileError, traces.TraceError: it cannot be simulated; the text says why.
+        ForerunError, hwprofiles.ProfileError, traces.TraceError: the run cannot be simulated; the text says why.
     """
     scenario = run_scenario(run, base)
     stated = overridden(run, base, scenario)
@@ -380,7 +380,7 @@ Source: SGLang 0.5, ``MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`` (3) and ``MA
 
 
 def _with_room_for_states(run: MeasuredRun, scenario: Scenario) -> tuple[Scenario, list[str]]:
-    """The scenario with the most sequences whose states SGLang's memory holds, and a note on it."""
+    """Scenario with the maximum number of sequences whose states fit in SGLang's memory, and a note on it."""
     layers = load_architecture(scenario.model).layer_groups
     keeps_states = any(isinstance(group.layer.mixer, Recurrent) for group in layers)
     share = load_framework(scenario.engine.framework).kv_share_of

@@ -57,7 +57,7 @@ class StepLog:
         self._table = np.empty((self.width, 1024))
         self._rows = 0
         self.dropped = 0
-        """Number of rows that the log no longer holds."""
+        """Number of rows that were removed from the log."""
 
     def __len__(self) -> int:
         return self._rows
@@ -199,7 +199,7 @@ class RunLog:
     """Verify steps by number of accepted tokens, 0..K."""
     refusals: Counter[str] = field(init=False)
     ended: array[int] = field(default_factory=lambda: array("q", [0]))
-    """One number: requests that have ended, refused ones included."""
+    """Number of ended requests, refused requests included, as an array of one element."""
     host_hit_tokens: int = 0
     """Prompt tokens that came from host memory, among ``cached_tokens``."""
     host_caches: list[HostCache] = field(default_factory=list)

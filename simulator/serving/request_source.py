@@ -39,7 +39,7 @@ class RequestSource(Protocol):
         """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
 
     def finished(self, request: int, now: float) -> None:
-        """One of the replica's requests has ended."""
+        """Record that one of the replica's requests has ended."""
 
 
 class DueRequests:

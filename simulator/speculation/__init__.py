@@ -1,4 +1,4 @@
-"""Speculative decoding: what a drafter proposes, what the target accepts, what that is worth."""
+"""Speculative decoding: proposals of drafters, acceptance by the target, and the resulting gain."""
 
 from forerun.lazy import lazy_names
 

@@ -188,8 +188,8 @@ class AcceptanceSampler:
         seed: the run's seed.
         spread: standard deviation of the first position's rate across requests; see ``request_classes``.
         drift: decrease of rates with the context of a verify step, or None.
-        class_of: class of each request by its number, where ``survival`` has a row for each class; None: one for all.
-        autocorrelation: of the rates of neighbouring draft tokens; below 1 classes belong to drafts, not to requests.
+        class_of: class of each request by its number, if ``survival`` has a row per class; None = one class.
+        autocorrelation: correlation of neighbouring draft tokens' rates; below 1 classes are of drafts, not requests.
     """
 
     def __init__(
@@ -207,14 +207,14 @@ class AcceptanceSampler:
         self.drift = drift
         self.class_per_draft = bool(spread) and autocorrelation < 1.0
         self.rates = request_classes(survival, spread, autocorrelation) if spread else survival
-        """Chance that at least i draft tokens are accepted; one row per class where they differ."""
+        """Chance that at least i draft tokens are accepted; one row per class if classes differ."""
         self._cells = {-1: _shares_of_range(self.rates)}
-        """Acceptance thresholds by cell of the drift; one row per class of requests where they differ."""
+        """Acceptance thresholds by cell of the drift; one row per class of requests if classes differ."""
         self.class_key = int(np.random.SeedSequence([seed, 0xC1A55]).generate_state(1, np.uint64)[0])
 
     def thresholds(self, cell: int) -> NDArray[np.uint64]:
         """Ascending acceptance thresholds as shares of 2^64, in a cell of the drift (-1: without drift). One row per
-        class of requests where they differ."""
+        class of requests if classes differ."""
         thresholds = self._cells.get(cell)
         if thresholds is None:
             assert self.drift is not None

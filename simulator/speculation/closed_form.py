@@ -15,7 +15,7 @@ def expected_tokens(alpha: float, num_speculative_tokens: int) -> float:
     """Mean tokens of one verify step, the bonus token included: ``(1 - a^(g+1)) / (1 - a)``.
 
     Args:
-        alpha: chance that a draft token is accepted, in [0, 1].
+        alpha: probability that a draft token is accepted, in [0, 1].
         num_speculative_tokens: draft tokens g per step, >= 0.
 
     Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1.
@@ -32,7 +32,7 @@ def expected_length(conditional: Sequence[float] | FloatArray) -> float:
     """Mean tokens of one verify step, bonus token included, for any conditional rates: ``1 + sum_i prod_(j<=i) c_j``.
 
     Args:
-        conditional: chance that position i is accepted when all before it were, in [0, 1].
+        conditional: probability that position i is accepted if all earlier positions were, in [0, 1].
 
     With equal rates this is ``expected_tokens``.
     """
@@ -63,7 +63,7 @@ def iid_alpha(acceptance_length: float, num_speculative_tokens: int) -> float:
 
 
 def rising_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Zero of a rising function, by bisection to 1e-15 of the range. The nearer end if there is none between.
+    """Zero of a rising function, by bisection to 1e-15 of the range. The nearer end if there is no zero in between.
 
     SciPy's solvers need fewer steps, but their import takes longer than a run.
     """

@@ -37,7 +37,7 @@ class ThresholdChain:
     length: float
     """Mean tokens of a verify step, the bonus token included."""
     kept: FloatArray
-    """Probability that a drafted token is accepted, given that all earlier ones were."""
+    """Probability that a drafted token is accepted, given that all earlier tokens were."""
 
 
 def threshold_chain(rates: Sequence[float], threshold: float) -> ThresholdChain:
@@ -120,12 +120,12 @@ class VerifyBudget:
     """Rule of ``confidence-budget``: how many draft tokens of each sequence a step verifies.
 
     Every draft token is worth its survival, the product of the confidences up to it. A step of B sequences verifies the
-    n tokens worth most, of whichever sequence, where n makes (B + their worth) / seconds largest. The drafter
-    proposes in full. Ties go to fewer tokens, and to the sequence that joined the batch first.
+    n tokens with the highest worth over all sequences; n maximises (B + their worth) / seconds. The drafter always
+    makes its full proposal. Ties go to fewer tokens, and to the sequence that joined the batch first.
 
     Source: vllm-project/vllm#47808 and docs/features/speculative_decoding/adaptive_verification.md (vLLM 0.28), which
-    sizes the budget from the step before and smooths confidences; sgl-project/sglang#36136 and #30261, which take the
-    cost at the present batch size. Both keep the one token per sequence that needs no draft.
+    sizes the budget from the previous step and smooths confidences; sgl-project/sglang#36136 and #30261, which use the
+    cost at the present batch size. Both always verify the one token per sequence that is no draft.
     """
 
     worth: FloatArray
@@ -141,7 +141,7 @@ class VerifyBudget:
     around_s: FloatArray
     """Seconds of the drafter and the host by number of sequences."""
     with_prompts: bool = False
-    """True if ``seconds`` counts the prompt tokens of a step too, as vLLM looks them up (``get_num_tokens``)."""
+    """True if ``seconds`` also counts the prompt tokens of a step, as in vLLM (``get_num_tokens``)."""
 
 
 def seen_worth(rates: FloatArray, confidence: str, calibration_error: float = 0.0) -> FloatArray:
@@ -151,7 +151,7 @@ def seen_worth(rates: FloatArray, confidence: str, calibration_error: float = 0.
         rates: chance that at least i tokens are accepted, by class; or of all alike.
         confidence: ``calibrated``: a class for each of ``rates``; ``constant``: one, the mean; ``perfect``: one for
             each number of accepted tokens.
-        calibration_error: added to each token's confidence.
+        calibration_error: error added to each token's confidence.
     """
     rates = np.atleast_2d(rates)
     if confidence == "perfect":

@@ -14,7 +14,7 @@ class ContextFall(Protocol):
     """Factor on conditional rates by cell of the context."""
 
     def cell(self, context_tokens: int) -> int:
-        """Index of the cell that holds a context; -1 if the rates apply unchanged."""
+        """Index of the cell that contains a context; -1 if the rates apply unchanged."""
         ...
 
     def factor(self, cell: int) -> float:
@@ -23,13 +23,13 @@ class ContextFall(Protocol):
 
 
 TRAINED_CONTEXT = METHODS["eagle"].trained_window
-"""Default context up to which rates hold."""
+"""Default maximum context at which the rates apply unchanged."""
 CELLS_PER_DOUBLING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ContextDrift:
-    """Acceptance that falls as the context grows beyond what the drafter was trained on.
+    """Acceptance that falls as the context grows beyond the drafter's training context.
 
     The factor is constant within cells of a quarter doubling.
     """
@@ -37,10 +37,10 @@ class ContextDrift:
     decay: float
     """Factor of every conditional rate per doubling of the context."""
     start: int
-    """Context in tokens up to which the rates apply unchanged."""
+    """Maximum context in tokens at which the rates apply unchanged."""
 
     def cell(self, context_tokens: int) -> int:
-        """Index of the cell that holds a context; -1 up to ``start``."""
+        """Index of the cell that contains a context; -1 up to ``start``."""
         if context_tokens <= self.start:
             return -1
         return int(CELLS_PER_DOUBLING * log2(context_tokens / self.start))
@@ -75,7 +75,7 @@ class WindowFall:
     """Windows beyond the first after which half of every conditional rate is left."""
 
     def cell(self, context_tokens: int) -> int:
-        """Index of the cell that holds a context; -1 up to the window."""
+        """Index of the cell that contains a context; -1 up to the window."""
         if context_tokens <= self.window:
             return -1
         return CELLS_PER_WINDOW * (context_tokens - self.window) // self.window
@@ -87,7 +87,7 @@ class WindowFall:
 
 
 def context_drift(acceptance: AcceptanceConfig, draft: DraftConfig | None) -> ContextFall | None:
-    """Fall of acceptance along the context; None if it holds at any."""
+    """Fall of acceptance with the context; None if acceptance does not depend on it."""
     if acceptance.context_decay is not None and acceptance.context_decay < 1.0:
         return ContextDrift(acceptance.context_decay, acceptance.context_from or TRAINED_CONTEXT)
     if draft is None or draft.trained_window is None or draft.windowed:

@@ -36,7 +36,7 @@ class Curve(Section):
     """Method that the drafter uses, as in ``speculation.method``."""
     target: str
     drafter: str | None = None
-    """Repository of the drafter's weights; None for a module of the target itself, or where not stated."""
+    """Repository of the drafter's weights; None for a module of the target itself, or if not stated."""
     task: str
     temperature: float | None = None
     """Sampling temperature of the measurement; None if not stated."""
@@ -45,9 +45,9 @@ class Curve(Section):
     per_position: Rates | None = None
     """Share of drafts in which position i is accepted."""
     conditional: Rates | None = None
-    """Chance that position i is accepted given that all before it were."""
+    """Probability that position i is accepted, given that all earlier positions were."""
     alpha: Share | None = None
-    """Acceptance chance, equal at every position, as the source states it."""
+    """Acceptance rate, equal at every position, as stated by the source."""
     heads: list[Rates] | None = None
     """Share of tokens among a head's first 1, 2, 3 ... candidates, per head. Heads are taken as independent, as Medusa
     does when it builds its tree."""
@@ -64,7 +64,7 @@ class Curve(Section):
 
     @property
     def positions(self) -> int:
-        """Draft tokens up to which the curve was measured; beyond, its decay is extrapolated."""
+        """Maximum number of draft tokens at which the curve was measured; beyond it, the decay is extrapolated."""
         if self.lengths is not None:
             return max(self.lengths)
         if self.alpha is not None:
@@ -81,8 +81,8 @@ class Curve(Section):
     def survival(self, num_speculative_tokens: int) -> FloatArray:
         """Chance that at least i draft tokens are accepted, i = 1..K.
 
-        Lengths give the curve's decay, at the level that meets the published length where K was measured. Rates are
-        used as published, and continued by their decay beyond the last.
+        Lengths give the curve's decay, at the level that yields the published length if K was measured. Rates are used
+        as published, and continued by their decay beyond the last.
         """
         if self.lengths is not None:
             model = self.fit.model
@@ -103,7 +103,7 @@ class Curve(Section):
         """Per depth, chance that the candidate of rank 0, 1, 2 ... is the target's token; for trees.
 
         Raises:
-            ForerunError: a curve that knows first candidates only.
+            ForerunError: a curve with rates of first candidates only.
         """
         if self.heads is None:
             raise ForerunError(f"curve {self.name} knows the first candidate of each position only, not other ranks")

@@ -77,7 +77,7 @@ _NEW_RECORD = re.compile(
     r"|.*(?:SpecDecoding metrics|Speculative metrics|Decode batch|draft acceptance|speculative_num|meta_info)"
 )
 MOST_WRAPPED = 8
-"""Most lines into which a line is taken to be wrapped."""
+"""Maximum number of lines into which a terminal may have wrapped a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def read_acceptance(path: str | Path) -> AcceptanceLog:
     """Acceptance from the file of an engine; the format is recognised by content.
 
     Raises:
-        ForerunError: no such file, or nothing in it that says how many draft tokens were accepted.
+        ForerunError: no such file, or no numbers of accepted draft tokens in it.
     """
     file = Path(path)
     if file.is_dir():
@@ -123,7 +123,7 @@ _COUNTED = re.compile("numRequestsWithDraftTokens|spec_(?:accept|correct_drafts)
 
 
 def _as_json(file: Path) -> Any | None:
-    """The document of a JSON file, or None where the file is something else."""
+    """Document of a JSON file; None if the file is not JSON."""
     if not head(file, 4096).lstrip(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[{", b"[\n")):
         return None
     if file.stat().st_size > LARGEST_JSON_BYTES:
@@ -288,7 +288,7 @@ class _VllmLines(_Tally):
         self.incomplete: int | None = None
         """First line that counts no tokens."""
         self.uncounted = _Tally(source, format)
-        """Lines that count no tokens but have rates, which weigh alike."""
+        """Lines with rates but without token counts; all have equal weight."""
 
     def read(self, line: str, number: int) -> None:
         """Add a line, without its blanks."""
@@ -436,7 +436,7 @@ def lengths_by_tokens(logs: Iterable[AcceptanceLog]) -> dict[int, float]:
     for log in logs:
         tokens = log.num_speculative_tokens
         if tokens is None:
-            raise ForerunError(f"{log.source}: does not say how many draft tokens a step has; give it alone")
+            raise ForerunError(f"{log.source}: states no draft tokens per step; give it without other logs")
         if tokens in lengths:
             raise ForerunError(f"{log.source}: a second file with {tokens} draft tokens; give one file for each number")
         lengths[tokens] = log.acceptance_length
@@ -446,7 +446,7 @@ def lengths_by_tokens(logs: Iterable[AcceptanceLog]) -> dict[int, float]:
 Document = dict[str, Any]
 
 PREDICTED = 8
-"""Draft tokens up to which acceptance lengths are predicted."""
+"""Maximum number of draft tokens for which acceptance lengths are predicted."""
 
 
 def fit_acceptance(files: Sequence[str | Path]) -> Document:

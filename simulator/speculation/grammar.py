@@ -32,7 +32,7 @@ class ForcedTokens(NamedTuple):
 
 
 def forced_survival(conditional: FloatArray, forced: ForcedTokens) -> FloatArray:
-    """Chance that at least i draft tokens are accepted where some are forced by a grammar, i = 1..K.
+    """Probability that at least i draft tokens are accepted if a grammar forces some of them, i = 1..K.
 
     Tokens alternate between forced and free as a Markov chain: a forced one is followed by another with chance
     1 - 1/span, and a share of all is forced. A forced draft token is accepted for certain, a free one with the
@@ -93,7 +93,7 @@ def measured_forced(outputs: str, schema: str) -> ForcedTokens:
         pieces += len(flags)
         runs += [len(list(same)) for forced, same in groupby(flags) if forced]
     if not pieces:
-        raise ForerunError(f"speculation.grammar.outputs: {outputs}: no outputs")
+        raise ForerunError(f"speculation.grammar.outputs: {outputs}: the file contains no outputs")
     return ForcedTokens(sum(runs) / pieces, float(np.mean(runs)) if runs else 1.0)
 
 
@@ -149,7 +149,7 @@ def _object(
 
 
 def _chosen(text: str, choices: list[str]) -> Iterator[tuple[str, bool]]:
-    """One of some texts: a character is forced where all that begin as it does go on alike."""
+    """Characters of a chosen text; forced if all choices with the same beginning continue alike."""
     for at, letter in enumerate(text):
         yield letter, len({one[at : at + 1] for one in choices if one.startswith(text[:at])}) == 1
 

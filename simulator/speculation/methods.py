@@ -76,7 +76,7 @@ def _engine_name(release: Mapping[str, Any], text: str | Mapping[str, Any]) -> E
 
 
 METHODS = _read_methods()
-"""``none`` switches speculation off and keeps the block's other fields, for comparisons."""
+"""Methods by name; ``none`` switches speculation off but leaves the section's fields unchanged, for comparisons."""
 
 
 def emitted_name(engine: str, method: str, by_confidence: bool = False, sequential: bool = False) -> EngineName | None:
@@ -89,7 +89,7 @@ def emitted_name(engine: str, method: str, by_confidence: bool = False, sequenti
 
 
 def option_release(engine: str, option: str) -> EngineName:
-    """The release that an option of a command is known from.
+    """Earliest known engine release with an option of its launch command.
 
     Raises:
         KeyError: no such option: an emitter may not write it.

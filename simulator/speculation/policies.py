@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     prompt_tokens: int = 0
     """Prompt tokens that the step computes."""
     waiting: int = 0
-    """Requests queued for a place in the batch, swapped-out ones included."""
+    """Number of requests that wait for a slot in the batch, swapped-out requests included."""
 
 
 @runtime_checkable
@@ -83,11 +83,11 @@ POLICIES: dict[str, Callable[[int], DraftPolicy]] = {}
 def check_policy(make_policy: PolicyFactory, most: int, max_seqs: int = 64) -> None:
     """Check a policy against the engine's requirements, on a short history of random acceptance.
 
-    Checked are: that every choice is a whole number from 0 to ``most``, that two policies with the same history choose
-    alike (runs are reproducible), and that a policy with ``by_batch_alone`` ignores contexts and history.
+    The checks: every choice is an integer from 0 to ``most``; two policies with the same history make the same choices
+    (runs are reproducible); a policy with ``by_batch_alone`` ignores contexts and history.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line.
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
     """
     one, other = make_policy(), make_policy()
     name = type(one).__name__

@@ -78,13 +78,13 @@ def input_slots(config: SpeculationConfig | None, framework: str) -> int:
 
 
 def expanded_nodes(tree: DraftTree) -> tuple[int, ...]:
-    """Nodes with children at each depth from 1: what a drafter computes to propose the next depth."""
+    """Number of nodes with children at each depth from 1, which a drafter computes to propose the next depth."""
     inner = sorted({parent for parent in tree.parents if parent >= 0})
     return tuple(np.bincount(tree.depths[inner], minlength=tree.depth)[1:].tolist()) if inner else ()
 
 
 def draft_survival(config: SpeculationConfig) -> FloatArray:
-    """Chance that at least d draft tokens are accepted, d = 1..depth: what ``AcceptanceSampler`` takes.
+    """Chance that at least d draft tokens are accepted, d = 1..depth, as input for ``AcceptanceSampler``.
 
     Combines the drafter's chance (``drafter_survival``) with tokens that a grammar forces.
     """

@@ -124,7 +124,7 @@ def carry_acceptance(before: Mapping[str, object], data: dict[str, Any], paths: 
 def _own_acceptance(
     method: str, model: object, depth: int, origin: str, acceptance: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Acceptance of a method in place of another's: what stood here for it before, else a curve of the catalogue."""
+    """Acceptance of a method that replaces another: its earlier acceptance here, else a curve of the catalogue."""
     former = acceptance.get("instead_of")
     if not isinstance(former, Mapping):
         former = {"method": origin, "acceptance": acceptance}

@@ -1,4 +1,4 @@
-"""The ``speculation`` section of a scenario: what drafts, what is accepted, which tree, which policy."""
+"""The ``speculation`` section of a scenario: drafter, acceptance, tree and policy."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ Candidates = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class PolicyConfig(Section):
-    """A policy with its parameters; what is not given takes the policy's documented default."""
+    """A policy with its parameters; unset parameters have the policy's documented default."""
 
     @model_validator(mode="before")
     @classmethod
@@ -137,11 +137,11 @@ class PolicyConfig(Section):
     """confidence-threshold: a draft ends at the first token with a lower confidence of the drafter (llama.cpp's
     ``--spec-draft-p-min``); default 0.75."""
     rule: Literal["vllm", "sglang"] | None = None
-    """confidence-budget: what a step is taken to cost: ``vllm`` (default), a table by tokens; ``sglang``, one by
-    sequences and tokens."""
+    """confidence-budget: cost model of a step: ``vllm`` (default), a table by tokens; ``sglang``, a table by sequences
+    and tokens."""
     confidence: Literal["calibrated", "constant", "perfect"] | None = None
-    """confidence-budget: what the drafter knows of a draft. ``calibrated`` (default): the chance of each of its tokens;
-    ``constant``: only the mean over all drafts; ``perfect``: what will be accepted, a bound on any confidence head."""
+    """confidence-budget: the drafter's knowledge of a draft. ``calibrated`` (default): the acceptance probability of
+    each token; ``constant``: only the mean over all drafts; ``perfect``: the accepted tokens, an upper bound."""
     calibration_error: Annotated[float, Field(ge=-0.5, le=0.5, allow_inf_nan=False)] | None = None
     """confidence-budget: by how much a token's confidence exceeds its chance (expected calibration error, with a sign);
     default 0."""
@@ -161,8 +161,8 @@ class PolicyConfig(Section):
     up_hysteresis: Signed | None = None
     """ema: accepted tokens beyond the threshold needed to draft more; default 0."""
     down_hysteresis: Signed | None = None
-    """ema: accepted tokens added to the threshold under which fewer are drafted. Default as SGLang's, -0.25 for batches
-    below 8 and 0 from there on."""
+    """ema: accepted tokens added to the threshold for drafting fewer tokens. Default as in SGLang: -0.25 for batches
+    below 8, else 0."""
     while_off: Literal["idle", "follow", "starve"] | None = None
     """Drafter in steps without drafts: ``idle`` (default), which on resuming first computes the skipped
     tokens into its cache; ``follow``, one pass in every step, as vLLM does to keep both caches in sync; or ``starve``,
@@ -177,7 +177,7 @@ class PolicyConfig(Section):
     runner, whose schedule by batch replaces full graphs: vllm-project/vllm#49548), of other engines 0; of
     confidence-budget 0.4 ms in SGLang (sgl-project/sglang#36136), else 0."""
     per_sequence_s: Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)] | None = None
-    """The same per sequence; default of vLLM 84 us, of other engines and of confidence-budget 0."""
+    """Host seconds of the policy per sequence; default of vLLM 84 us, of other engines and confidence-budget 0."""
 
     @property
     def shared_settings(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ Seconds = Annotated[float, Field(ge=0, lt=60, allow_inf_nan=False)]
 
 
 class DraftConfig(Section):
-    """Drafter, where the method leaves a choice; every size is derived from the target unless given."""
+    """Drafter, for methods that leave a choice; unset sizes are derived from the target."""
 
     model: str | None = None
     """Draft model: catalogue name or path of a HF config.json. EAGLE and parallel heads: repository of a public head in
@@ -332,7 +332,7 @@ class DraftConfig(Section):
             if self.chip is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} goes with chip: a drafter on the target's own chips sends nothing")
         if self.windowed is not None and self.trained_window is None:
-            raise ValueError("windowed goes with trained_window: the tokens that attention slides over")
+            raise ValueError("windowed needs trained_window, the length of the attention window in tokens")
         if self.trained_window is not None and self.kv_tokens is not None:
             raise ValueError("give one of trained_window and kv_tokens: a drafter that keeps kv_tokens sees no more")
         return self
@@ -354,7 +354,7 @@ class AcceptanceConfig(Section):
     log: str | None = None
     """File in which vLLM or SGLang reported its acceptance: log, Prometheus counters or benchmark JSON."""
     method: str | None = None
-    """Method that the rates were measured with, where it is not the scenario's; a curve names its own."""
+    """Method that the rates were measured with, if it differs from the scenario's; curves state their method."""
     model: str | None = None
     """Target model that the rates were measured on, if not the scenario's."""
     instead_of: dict[str, Any] | None = None
@@ -417,7 +417,7 @@ class AcceptanceConfig(Section):
 
     @property
     def positions(self) -> int | None:
-        """Positions that were measured; None where any number can be drafted, or where a file must be read to know."""
+        """Number of measured positions; None if any number can be drafted, or if only a file contains it."""
         if self.curve is not None:
             return load_curve(self.curve).positions
         rates = self.per_position or self.conditional
@@ -472,7 +472,7 @@ class SpeculationConfig(Section):
     """Token speculation: draft K tokens, or a tree of them, and verify them in one target step."""
 
     method: Annotated[str, OneOf(METHODS)]
-    """``none`` switches speculation off and leaves the rest of the block standing, to compare with."""
+    """Speculation method; ``none`` switches speculation off but keeps the section's other fields."""
     num_speculative_tokens: Annotated[int, Field(gt=0, le=MOST_DRAFT_TOKENS)] | None = None
     """Draft tokens K per verify step, in a chain."""
     tree: TreeConfig | None = None

@@ -56,7 +56,7 @@ def chain(num_speculative_tokens: int) -> DraftTree:
 
 
 def tree_from_choices(choices: Iterable[Sequence[int]]) -> DraftTree:
-    """A static tree given as Medusa gives it. Each node as the ranks along its path, such as ``[[0], [1], [0, 0]]``."""
+    """Static tree in Medusa's notation: each node as the ranks along its path, e.g. ``[[0], [1], [0, 0]]``."""
     paths = sorted({tuple(path) for path in choices}, key=lambda path: (len(path), path))
     index: dict[tuple[int, ...], int] = {(): ROOT}
     parents: list[int] = []
@@ -153,11 +153,11 @@ def grown_survival(
     EAGLE-2's observation (below 0.05: accepted in 4 %; above 0.95: in 98 %).
 
     Args:
-        plan: how a tree is grown.
+        plan: parameters of growing a tree.
         rates: mean chance by depth and rank.
-        concentration: of the beta distribution, > 0; small: confidence is near 0 or 1; large: always the mean.
-        steps: trees grown.
-        seed: of the drawn confidences.
+        concentration: parameter of the beta distribution, > 0; small: confidence near 0 or 1; large: always the mean.
+        steps: number of grown trees.
+        seed: seed of the drawn confidences.
 
     Source: Li et al., "EAGLE-2", 2024, arXiv:2406.16858, figure 6 and sections 4.1, 4.2.
     """
@@ -180,7 +180,7 @@ CANDIDATES_AT_ONCE = 1_000_000
 
 
 def _layers(plan: GrowthPlan, rates: RankRates) -> list[tuple[int, FloatArray]]:
-    """Per depth, the parents that get candidates and the mean chance of each rank below one."""
+    """Per depth: number of parents that get candidates, and mean acceptance probability of each rank of a parent."""
     table = [np.asarray(row, dtype=np.float64) for row in checked_rates(rates)]
     layers, parents = [], 1
     for depth in range(plan.depth):

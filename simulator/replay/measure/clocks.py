@@ -55,7 +55,7 @@ def timing_of(samples: FloatArray) -> Timing:
 
 
 def involuntary_switches() -> int:
-    """Number of times the system took a core away from this process; 0 if it does not say."""
+    """Number of times the system took a core away from this process; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:

@@ -69,7 +69,7 @@ def usable_cores() -> int:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Model name of the CPU; the architecture where the system does not tell more."""
+    """Model name of the CPU; the architecture if the system does not report a name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -93,7 +93,7 @@ def device_name(torch: Any, device: str) -> str:
 
 
 def last_cache_bytes(folder: Path = _CACHES) -> int:
-    """Size of the largest cache of a core; ``FALLBACK_CACHE_BYTES`` where the system does not tell."""
+    """Size of the largest cache of a core; ``FALLBACK_CACHE_BYTES`` if the system does not report it."""
     sizes = []
     for file in folder.glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="utf-8").strip())
@@ -103,7 +103,7 @@ def last_cache_bytes(folder: Path = _CACHES) -> int:
 
 
 def memory_bytes() -> float:
-    """Main memory of the machine in bytes; 8 GiB where the system does not tell."""
+    """Main memory of the machine in bytes; 8 GiB if the system does not report it."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):
@@ -160,7 +160,7 @@ def _fastest(clock: Clock, make: Callable[[], Call], warm: bool) -> float:
 
 
 def machine_profile(limits: MachineLimits, method: str) -> str:
-    """A chip profile of this CPU as YAML, for ``--chip FILE``; what cannot be measured is named as assumed."""
+    """A chip profile of this CPU as YAML, for ``--chip FILE``; values that cannot be measured are marked as assumed."""
     import yaml
 
     server = load_chip("cpu")

@@ -1,7 +1,7 @@
-"""Replicas that come and go with the load: the rules of Kubernetes' autoscaler (KEDA drives it too) and of llm-d's.
+"""Autoscaling of replicas: the rules of Kubernetes' autoscaler (also driven by KEDA) and of llm-d's.
 
-A replica is off, starting, on or draining. One that drains takes no new requests, ends what it has, and is off; chips
-are rented from the decision to start until then.
+A replica is off, starting, on or draining. A draining replica takes no new requests, finishes its requests, and is then
+off; its chips are rented from the decision to start until then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simulator.serving.timeline import Timeline
 
 MOST_LOOKS = 3_000_000
-"""Looks of one run: at the HPA's 15 s, 17 months."""
+"""Maximum number of autoscaler evaluations of one run: 17 months at the HPA's interval of 15 s."""
 PERIOD_S = 15.0
 """Time over which the HPA limits by how much it changes the replicas (``periodSeconds`` of its default policies)."""
 
@@ -145,9 +145,9 @@ class Autoscaler:
         env: simulated time.
         config: rule, metric, bounds, times.
         initial: replicas that are on from the start.
-        sources, replicas: all that there can be.
-        queued: requests that wait at the router.
-        changed: called whenever other replicas take requests.
+        sources, replicas: request sources and replicas, up to the maximum number of replicas.
+        queued: number of requests that wait at the router.
+        changed: called whenever the set of replicas that take requests changes.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Autoscaler:
         )
 
     def left(self, index: int) -> None:
-        """A replica holds one request less: one that drains and has none left is off."""
+        """Record that a replica has finished a request; a draining replica without requests is switched off."""
         if self._state[index] == "draining" and not self._sources[index].outstanding:
             self._state[index] = "off"
             self._note()
@@ -221,7 +221,7 @@ class Autoscaler:
             self._stop()
 
     def _start(self) -> None:
-        """Start a replica where one is off; where all drain still, there is no room yet."""
+        """Start a replica that is off; if no replica is off (all others are draining), nothing is started."""
         if "off" not in self._state:
             return
         index = self._state.index("off")
@@ -232,7 +232,7 @@ class Autoscaler:
         self._env.call(self._ready, (index, self._starts[index]), self._config.start_up_s)
 
     def _ready(self, start: tuple[int, int]) -> None:
-        """A replica has started, its caches empty, unless it was stopped meanwhile."""
+        """Switch a started replica on, with empty caches, unless it was stopped meanwhile."""
         index, number = start
         if self._state[index] != "starting" or self._starts[index] != number:
             return

@@ -1,4 +1,4 @@
-"""When replicas fail and come back."""
+"""Failure and recovery times of replicas."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Faults:
     """Failures of a run.
 
     Args:
-        config: scheduled failures, and the mean times of random ones.
-        seed: of the random ones.
+        config: scheduled failures, and the mean times of random failures.
+        seed: seed of the random failures.
     """
 
     config: FaultsConfig
     seed: int
 
     def of(self, replica: int) -> Generator[tuple[float, float]]:
-        """(time of failure, seconds down) of one replica, in order, without end where failures are random.
+        """(time of failure, seconds down) of one replica, in order, without end if failures are random.
 
-        Random up and down times are exponential; a given failure is dropped where the replica is down already.
+        Random up and down times are exponential; a scheduled failure is dropped if the replica is already down.
         """
         events = sorted((e for e in self.config.events if e.replica == replica), key=_at)
         if self.config.mtbf_s is None or self.config.mttr_s is None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Fleet:
     """Pools of replicas, routing of requests, and replica failures.
 
-    Pools either all have the role ``both``, or some compute prompts (``prefill``) and the others answers (``decode``).
+    Pools either all have the role ``both``, or some compute prompts (``prefill``), the others answers (``decode``).
     """
 
     pools: tuple[Pool, ...]
@@ -45,11 +45,11 @@ class Fleet:
     """Links from each prefill pool to each decode pool, by their names."""
     faults: Faults | None = None
     autoscaler: AutoscalerConfig | None = None
-    """Opens and closes the replicas of the only pool; ``initial`` are on at first."""
+    """Autoscaler of the replicas of the only pool; None without one. ``initial`` replicas are on at the start."""
     initial: int = 1
 
     def mixed(self, *roles: Role) -> bool:
-        """True if some replicas of these roles can serve requests that others cannot."""
+        """True if replicas of these roles differ in the requests that they can serve."""
         return len({pool.limits for pool in self.pools if pool.role in roles}) > 1
 
     @property
@@ -98,7 +98,7 @@ class Fleet:
         return log
 
     def _needs_router(self, stream: RequestStream) -> bool:
-        """True if what one replica gets depends on what happens in time."""
+        """True if the requests of a replica depend on simulated events."""
         if len(self.pools) > 1 or self.faults is not None or self.autoscaler is not None:
             return True
         if self.router.max_outstanding is not None or stream.follows is not None:
@@ -141,7 +141,7 @@ class FleetRun:
         fleet: the replicas, and how requests reach them.
         log: where results go.
         served: requests with a fixed arrival time, in order of arrival.
-        env: simulated time; default: of its own.
+        env: simulated time; default: a new timeline.
     """
 
     def __init__(self, fleet: Fleet, log: RunLog, served: Sequence[int], env: Timeline | None = None) -> None:
@@ -225,7 +225,7 @@ class FleetRun:
         router.changed()
 
     def _left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """A request no longer occupies a replica."""
+        """Record that a request no longer occupies a replica."""
         self.router.left(request, endpoint)
         if self._autoscaler is not None:
             self._autoscaler.left(endpoint.index)

@@ -24,7 +24,7 @@ class RouterConfig(Section):
     overlap_weight: NonNegativeFloat = 1.0
     """kv-aware: weight of the blocks to prefill against the blocks in use (Dynamo's ``overlap_score_weight``)."""
     cache_threshold: Share = 0.3
-    """prefix-aware: share of the prompt from which on a match decides (SGLang router's ``cache-threshold``)."""
+    """prefix-aware: minimum share of the prompt for a match to decide (SGLang router's ``cache-threshold``)."""
     balance_abs_threshold: PositiveInt = 64
     """prefix-aware: outstanding requests between the busiest and the idlest replica beyond which load decides."""
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
@@ -32,7 +32,7 @@ class RouterConfig(Section):
     max_outstanding: PositiveInt | None = None
     """Maximum requests on a replica, waiting and running; default: no limit."""
     when_full: AdmissionName = "queue"
-    """Rule for a request when every replica holds ``max_outstanding``: it waits at the router, or it fails."""
+    """Rule for a request if every replica has ``max_outstanding`` requests: it waits at the router, or it fails."""
     max_queue: Annotated[int, Field(ge=0)] | None = None
     """Maximum requests that wait at the router; further requests fail. Default: no limit."""
 
@@ -111,9 +111,9 @@ class AutoscalerConfig(Section):
     start_up_s: PositiveSeconds
     """Seconds from the decision to the first request: machine, image, weights, warm-up."""
     kv_threshold: Share = 0.8
-    """llm-d: share of KV blocks from which a replica is saturated."""
+    """llm-d: minimum share of KV blocks in use at which a replica is saturated."""
     queue_threshold: PositiveInt = 5
-    """llm-d: waiting requests from which it is."""
+    """llm-d: minimum number of waiting requests at which a replica is saturated."""
     kv_spare: Share = 0.1
     """llm-d: mean share below the threshold under which another replica is started."""
     queue_spare: PositiveInt = 3
@@ -145,10 +145,10 @@ class FaultEvent(Section):
 
 
 class FaultsConfig(Section):
-    """Replica failures; what a replica was working on starts again on another replica, its delivered tokens kept."""
+    """Replica failures; requests of a failed replica restart on another replica, without losing delivered tokens."""
 
     events: tuple[FaultEvent, ...] = Field(default=(), strict=False)
-    """List of failures; random ones may be added."""
+    """Scheduled failures; random failures may be added."""
     mtbf_s: PositiveSeconds | None = None
     """Mean time between failures of one replica, exponentially distributed; default: none but ``events``."""
     mttr_s: PositiveSeconds | None = None

@@ -89,7 +89,7 @@ class ReplicaBuilder:
 
     Args:
         pool: the replicas.
-        log: where results go.
+        log: log for the results.
     """
 
     def __init__(self, pool: Pool, log: RunLog) -> None:
@@ -109,11 +109,11 @@ class ReplicaBuilder:
         resumed: dict[int, Sequence] | None = None,
         kv_transfers: KvTransfers | None = None,
     ) -> ServingReplica:
-        """One of the replicas.
+        """Build a replica.
 
         Args:
-            index: its number.
-            source: where its requests come from.
+            index: number of the replica.
+            source: source of the replica's requests.
             resumed: requests that start again after a failure, as they were in the replica that failed.
             kv_transfers: KV transfers from prefill to decode replicas, if disaggregated.
         """

@@ -29,11 +29,11 @@ class KvTransfers(Protocol):
 
 
 class ServingReplica:
-    """An engine and where its requests come from.
+    """An engine and the source of its requests.
 
     Args:
-        engine: its steps.
-        source: where its requests come from.
+        engine: engine that plans the steps.
+        source: source of the replica's requests.
         make_scheduler: the batching rule with empty caches, made after a failure.
         lockstep: ``Lockstep`` of the module that the engine is from.
     """
@@ -57,7 +57,7 @@ class ServingReplica:
 
     @property
     def held_blocks(self) -> int:
-        """KV blocks that requests hold after the last step."""
+        """Number of KV blocks allocated to requests after the last step."""
         self.scheduler.settle()
         return self.scheduler.used_blocks
 

@@ -1,4 +1,4 @@
-"""The router: hands each request to a replica when it arrives, or keeps it until one can take it."""
+"""The router: sends each request to a replica at its arrival, or queues it until a replica can take it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulator.serving.timeline import Timeline
 
 MOST_RESTARTS = 1_000
-"""Restarts of one request after which failures are taken for too frequent to ever let it end."""
+"""Maximum restarts of one request; beyond it, failures count as too frequent for it to ever end."""
 
 
 class Admission(Protocol):
@@ -71,8 +71,8 @@ class Router:
 
     Args:
         env: simulated time.
-        log: where arrivals and refusals go.
-        requests: those that can be served, in order of arrival.
+        log: log for arrivals and refusals.
+        requests: requests that can be served, in order of arrival.
         policy: the routing policy.
         config: admission limits.
         mixed: whether replicas differ in the requests that they can serve.
@@ -138,13 +138,13 @@ class Router:
             self._env.call(self._send, priority=ROUTE)
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """A request no longer occupies a replica."""
+        """Record that a request no longer occupies a replica."""
         self._policy.left(request, endpoint)
         if self._queue:
             self.call()
 
     def ended(self, request: int) -> None:
-        """A request has ended, whichever way."""
+        """Record that a request has ended, finished or refused."""
         if self._log.completed == len(self._log.stream):
             self.done.succeed()
         elif self._max_concurrency is not None and self._next < len(self._requests):
@@ -164,7 +164,7 @@ class Router:
         """Queue the requests of a failed replica again, before all others.
 
         Raises:
-            ForerunError: one of them was restarted so often that it may never end.
+            ForerunError: a request was restarted so often that it may never end.
         """
         again = sorted(requests)
         for request in again:
@@ -178,12 +178,12 @@ class Router:
         self.call()
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
-        """A replica has failed: its caches are lost."""
+        """Record that a replica has failed and lost its caches."""
         self._policy.failed(endpoint)
         self.changed()
 
     def changed(self) -> None:
-        """Other replicas take requests now."""
+        """Notify the router that the set of replicas which take requests has changed."""
         self._open = [endpoint for endpoint in self._endpoints if endpoint.takes]
         self.call()
 
@@ -202,7 +202,7 @@ class Router:
         self._await(place + 1)
 
     def announce(self, request: int) -> None:
-        """A request arrives now."""
+        """Announce a request that arrives now."""
         self._due.append(request)
         self.call()
 
@@ -233,7 +233,7 @@ class Router:
         return True
 
     def _keep(self, request: int) -> None:
-        """A new request that no replica can take: it waits here, or is refused."""
+        """Queue a new request that no replica can take, or refuse it."""
         reason = self._admission.refusal(len(self._queue), bool(self._open))
         if reason is None:
             self._queue.append(request)

@@ -23,7 +23,7 @@ class Policy(Protocol):
         """``request`` no longer occupies ``endpoint``: it ended, was handed on, or the replica failed."""
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
-        """A replica has lost its cache."""
+        """Forget the state of a replica that has lost its cache."""
 
 
 class RoundRobin:

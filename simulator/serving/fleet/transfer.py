@@ -52,7 +52,7 @@ class _Journey:
     incoming: Sequence | None = None
     """The sequence in the decode replica, once that replica has reserved blocks."""
     spared: int = 0
-    """Tokens that the decode replica's prefix cache already holds."""
+    """Tokens that are already in the decode replica's prefix cache."""
     cancelled: bool = field(default=False)
 
 
@@ -65,7 +65,7 @@ class Transfers:
 
     Args:
         env: simulated time.
-        log: what is counted.
+        log: log of the run.
         link_of: the link of each prefill replica, by its number, to a decode replica.
         policy: routing policy of the decode replicas.
         mixed: whether decode replicas differ in what they can hold.
@@ -106,11 +106,11 @@ class Transfers:
         self._replicas = replicas
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        """A request no longer occupies a decode replica."""
+        """Record that a request no longer occupies a decode replica."""
         self._policy.left(request, endpoint)
 
     def prompt_done(self, source: Engine, sequence: Sequence) -> None:
-        """The KV of a prompt is complete and waits in ``source``."""
+        """Queue a prompt whose KV is complete in ``source``."""
         self._sources[source.index].left(sequence.index)
         self._waiting.append(_Journey(source, sequence, self._env.now))
         self.call()
@@ -149,7 +149,7 @@ class Transfers:
             self._env.call(self._match, priority=ROUTE)
 
     def _match(self, _: object) -> None:
-        """Choose decode replicas, and reserve blocks at each that has room, first come first served."""
+        """Choose decode replicas, and reserve blocks at each replica with free blocks, first come first served."""
         self._called = False
         up = [endpoint for endpoint in self._endpoints if not endpoint.down]
         if not up:
@@ -202,7 +202,7 @@ class Transfers:
         return True
 
     def _arrived(self, journey: _Journey) -> None:
-        """The KV is there: the source's blocks are free, the decode replica may go on."""
+        """Complete a transfer: free the source's blocks and let the decode replica continue."""
         if journey.cancelled:
             return
         assert journey.endpoint is not None

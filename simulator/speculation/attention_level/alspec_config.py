@@ -52,20 +52,20 @@ class AttentionSpeculationConfig(Section):
     """Unit that passes or fails: the whole batch by one norm, every query, or each request. Verified by themselves,
     requests that fail alone are rolled back."""
     batch_correlation: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Correlation of the errors of a batch's queries in one layer. 0 = each fails by itself, 1 = all together. Nobody
-    has published one: try both ends."""
+    """Correlation of the errors of a batch's queries in one layer. 0 = queries fail independently, 1 = all together. No
+    value is published: try both ends."""
     hits: Literal["mean", "drawn"] = "mean"
-    """Time of a step: the mean over hits and misses, or that of outcomes drawn for each of its layers."""
+    """Time of a step: the mean over hits and misses, or the time of outcomes drawn for each layer."""
     layer_correlation: Correlation = LAYER_CORRELATION
-    """Correlation of the errors of neighbouring layers of one step, where hits are drawn."""
+    """Correlation of the errors of neighbouring layers of one step, if hits are drawn."""
     token_correlation: Correlation = TOKEN_CORRELATION
     """Correlation of the errors of a layer in one step and in the next, likewise."""
     send_s: Cost | None = None
-    """Fixed part of the one-hop send; its bytes on the link come on top."""
+    """Fixed part of the one-hop send; the transfer of its bytes is added."""
     verify_s: Cost | None = None
-    """Fixed part of a verification; reading both outputs comes on top."""
+    """Fixed part of a verification; the read of both outputs is added."""
     sync_s: Cost | None = None
-    """Fixed part of the synchronisation at the end of a layer. Residual and KV rows on the link come on top."""
+    """Fixed part of the synchronisation at the end of a layer. The transfer of residual and KV rows is added."""
     skip_launch_s: Cost | None = None
     """Seconds to launch one skipped kernel."""
 
@@ -98,12 +98,12 @@ class AttentionSpeculationConfig(Section):
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plain data that reads back in: ``lambda`` under its own name."""
+        """Plain data that can be parsed again, with ``lambda`` as the field's name."""
         data: dict[str, Any] = handler(self)
         return {"lambda" if name == "lambda_" else name: value for name, value in data.items()}
 
     def layer_hit_rates(self, num_layers: int, context_tokens: Any) -> list[Any]:
-        """Hit rate of one query in every layer; arrays where the rate depends on an array of contexts.
+        """Hit rate of one query in every layer; arrays if the rate depends on an array of contexts.
 
         Raises:
             ValueError: a rate per layer, but for another number of layers.
@@ -125,7 +125,7 @@ class AttentionSpeculationConfig(Section):
 
     @property
     def one_rate(self) -> float | None:
-        """The hit rate at the default lambda and S where it is one number for all layers and contexts."""
+        """Hit rate at the default lambda and S; None unless it is one number for all layers and contexts."""
         if self.task is not None:
             return published_hit_rate(self.task)
         return self.hit_rate if isinstance(self.hit_rate, float | int) else None

@@ -35,7 +35,7 @@ MOST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class ConsistencySet:
-    """A published result, the engine's times for it, and what else is plausible."""
+    """A published result, the engine's times for it, and plausible alternatives."""
 
     name: str
     description: str
@@ -251,7 +251,7 @@ def crossover_context(
     changes: Mapping[str, float] | None = None,
     most_tokens: int = 1 << 20,
 ) -> float | None:
-    """Context from which two groups beat one group of all chips; None if they do not up to ``most_tokens``."""
+    """Minimum context at which two groups beat one group of all chips; None if they do not up to ``most_tokens``."""
     contexts = np.unique(np.geomspace(1, most_tokens, 4001).round())
     gain = compare_layouts(parameters, contexts, hit_rate, reading, changes).speedup - 1.0
     above = np.flatnonzero(gain >= 0)

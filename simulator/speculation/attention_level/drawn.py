@@ -1,4 +1,4 @@
-"""Hits drawn layer by layer and step by step, so that each step has a time of its own."""
+"""Hits drawn for each layer and step, so that each step has an individual time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STREAM = 0xA77E
 class OutcomeDraws:
     """Verification outcomes in each layer of each step: equal marginal chances, correlated between neighbours.
 
-    A layer passes where a standard normal number falls below the quantile of its hit rate; those numbers follow a
-    first-order autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate.
-    Requests that pass or fail individually add a number of their own to the shared one.
+    A layer passes if a standard normal number is below the quantile of its hit rate; the numbers follow a first-order
+    autoregression over layers and another over steps (a Gaussian copula), so every layer keeps its rate. Requests that
+    pass or fail individually add an individual number to the shared one.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class OutcomeDraws:
 
 
 class DrawnTimer:
-    """The timing model of one replica, each step that only decodes with outcomes of its own.
+    """Timing model of one replica in which each decode-only step has individually drawn outcomes.
 
-    Its mean is what ``timer`` says, but for ``pipelined``: correlated outcomes change how often a group waits.
+    Its mean equals that of ``timer``, except for ``pipelined``: correlated outcomes change how often a group waits.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A pass of attention-level speculation as a timeline: what two device groups and their link do, and when."""
+"""Timeline of a pass of attention-level speculation: work of two device groups and their link."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def simulate_pass(
     """Run one pass through ``len(hits)`` layers, kernel by kernel; ``pass_seconds`` is its closed form.
 
     Args:
-        times: plain floats.
-        hits: whether each layer's speculative output passes, as ``pass_seconds`` takes them.
-        reading: when the receiver waits.
+        times: times of a layer, as plain floats.
+        hits: for each layer, whether its speculative output passes, as in ``pass_seconds``.
+        reading: interpretation of the paper: the point at which the receiver waits.
         sync_parts: shares of the synchronisation by message.
 
     Raises:
@@ -68,12 +68,12 @@ def simulate_pass(
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Two device groups that hold the same layers, and the link between them. Methods return when their work ends."""
+    """Two device groups with the same layers, and the link between the groups. Methods return when their work ends."""
 
     times: LayerTimes
     hits: list[Outcome]
     ahead: bool
-    """True if a receiver goes on with the next layer's kernels before the verdict."""
+    """True if a receiver continues with the next layer's kernels before the verdict."""
     sync_parts: SyncParts
     bars: list[Bar] = field(default_factory=list)
     senders: list[int] = field(default_factory=list)

@@ -58,12 +58,12 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
     """Hit rate of a layer over a whole batch.
 
     Args:
-        rate: of one query.
+        rate: hit rate of one query.
         queries: tokens verified together, sequences times tokens per sequence.
         verification: ``joint``: one norm over the batch, as in the published kernel, assumed to pass as often as one
         query does; otherwise all queries must pass: ``rate ** queries`` if they are independent.
-        correlation: of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it they are
-            independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
+        correlation: correlation of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it
+            they are independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
     """
     if verification == "joint" or correlation == 1.0:
         return rate
@@ -78,11 +78,11 @@ def failing_chance(failing: int, rate: Num, requests: Num, queries: Num, correla
     """Probability that ``failing`` requests fail while others of the batch pass; 0 if the batch has no others.
 
     Args:
-        failing: requests of which a query fails, >= 1.
+        failing: number of requests with a failing query, >= 1.
         rate: hit rate of one query.
-        requests: of the batch.
-        queries: of each request.
-        correlation: as ``batch_hit_rate`` takes it.
+        requests: number of requests of the batch.
+        queries: number of queries per request.
+        correlation: correlation of errors, as in ``batch_hit_rate``.
     """
     if correlation == 1.0:
         return 0.0 * (rate * requests)
@@ -106,7 +106,7 @@ def given_factor(rate: Num, correlation: float) -> tuple[Num, FloatArray]:
 
 @cache
 def _normal_nodes() -> tuple[FloatArray, FloatArray]:
-    """Values of a standard normal number, and what each weighs in a mean; made once, as that takes milliseconds."""
+    """Nodes and weights for integration over a standard normal number; cached, as this takes milliseconds."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(HERMITE_NODES)
     return nodes, weights / weights.sum()
 

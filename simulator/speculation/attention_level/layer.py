@@ -149,8 +149,8 @@ def expected_pass_seconds(
     ``p[i+1] = h[i] (1 - p[i])``.
 
     Args:
-        times: of a layer.
-        hit_rates: chance of each layer to pass with the whole batch.
+        times: times of a layer.
+        hit_rates: probability that each layer passes with the whole batch.
         reading: when a receiver waits.
         rolled_back: ``LayerTimes.rolled_back`` for every number of requests that may fail while others pass, with its
         probability in each layer; in the remaining cases all fail. Not in the pipeline.

@@ -36,7 +36,7 @@ VERIFY_KERNELS = 2.0
 """The comparison reads both outputs once."""
 
 INPUT_PROJECTIONS = ("qkv_proj", "q_proj", "qkv_a_proj", "q_b_proj", "kv_a_proj")
-"""Weight matrices that run before attention (MLA's absorbed up-projection counts to what follows)."""
+"""Weight matrices that run before attention (MLA's absorbed up-projection counts as after it)."""
 
 
 class _Kind(NamedTuple):
@@ -57,7 +57,7 @@ class _Kind(NamedTuple):
 
 
 _RECENT_KINDS: RecentResults[tuple[StepTimer, dict[tuple[AttentionShape, int | None], _Kind]]] = RecentResults(32)
-"""Each entry keeps its timer, so that the id in the key stays valid."""
+"""Each entry has a reference to its timer, so that the id in the key stays valid."""
 
 _RECENT_DECODES: RecentResults[Any] = RecentResults(32)
 """Cached seconds of decode attention, which do not depend on hit rates or the mechanism's costs."""
@@ -172,7 +172,7 @@ class SpeculativeAttention:
         return _RECENT_DECODES.get((kernels, shape, *sizes_key(seqs, query_len, keys)), lambda: priced().seconds)
 
     def rates(self, seqs: Num, query_len: Num, keys: Num) -> list[Num]:
-        """Chance of each layer to pass verification with the whole batch."""
+        """Probability that each layer passes verification with the whole batch."""
         config, queries = self._config, seqs * query_len
 
         def whole(rate: Num) -> Num:
@@ -293,7 +293,7 @@ class DeviceGroups:
     """The model on one of the two groups."""
 
     def timer(self, plain: StepTimer) -> StepTimer:
-        """The timer of one group whose decode attention overlaps that of the other."""
+        """Timer of one group whose decode attention overlaps the other group's."""
         return plain.beside(SpeculativeAttention(self.config, plain))
 
     @property
@@ -320,7 +320,7 @@ class DeviceGroups:
 
 
 def costs_at(config: AttentionSpeculationConfig, chip_kind: str, end: str) -> AttentionSpeculationConfig:
-    """The section with every assumed cost at the ``low`` or the ``high`` end of its range; what is given stays."""
+    """The section with every assumed cost at the ``low`` or the ``high`` end; set costs are unchanged."""
     costs = chosen_costs(config, chip_kind)
     return config.model_copy(update={name: getattr(cost, end) for name, cost in costs.items()})
 
@@ -348,7 +348,7 @@ def rotated_width(attention: Attention, tensor_parallel: int) -> float:
 
 
 def chosen_costs(config: AttentionSpeculationConfig, chip_kind: str) -> dict[str, Parameter]:
-    """Fixed costs of the mechanism: as the scenario says, else as assumed for the class of chip, with their ranges."""
+    """Fixed costs of the mechanism: from the scenario, else assumed for the class of chip, with their ranges."""
     costs = mechanism_costs(chip_kind)
     for name in costs:
         given = getattr(config, name)
@@ -358,7 +358,7 @@ def chosen_costs(config: AttentionSpeculationConfig, chip_kind: str) -> dict[str
 
 
 def lever_notes(config: AttentionSpeculationConfig) -> tuple[str, ...]:
-    """Note on the hit rate and error under other lambda or S; empty where both are the defaults."""
+    """Note on the hit rate and error under other lambda or S; empty if both have their defaults."""
     rate, tolerance, window = config.one_rate, config.tolerance, config.window_tokens
     if (tolerance, window) == (TOLERANCE, WINDOW_TOKENS):
         return ()

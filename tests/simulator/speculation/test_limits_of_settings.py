@@ -185,7 +185,7 @@ def test_parts_that_fit_draft_so_deep(method, fields, depth):
         (AcceptanceConfig, {"conditional": [0.5], "alpha": 0.9}, "exactly one of .* .got conditional, alpha"),
         (AcceptanceConfig, {"decay": 0.9}, "got none"),
         (AcceptanceConfig, {"alpha": 0.5, "context_from": 10}, "context_from goes with context_decay"),
-        (DraftConfig, {"windowed": True}, "windowed goes with trained_window"),
+        (DraftConfig, {"windowed": True}, "windowed needs trained_window"),
         (DraftConfig, {"trained_window": 9, "kv_tokens": 9}, "give one of trained_window and kv_tokens"),
         (
             SpeculationConfig,
