@@ -1,4 +1,4 @@
-"""Types of numpy arrays by what they hold."""
+"""Types of numpy arrays by element type."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from forerun.errors import ForerunError, in_words
 
 T = TypeVar("T")
 Json = dict[str, Any]
-"""A part of a JSON document under names that a scenario or an engine gives."""
+"""Part of a JSON document whose keys are defined by a scenario or an engine."""
 LEFT_OUT = {"left_out": True}
-"""Metadata of a field that JSON leaves out while it is None."""
+"""Metadata of a field that is omitted from the JSON if it is None."""
 
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A row of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
+    """Base class of parts of a document. Its fields are attributes, keys (``row["chips"]``) and JSON."""
 
     def __getitem__(self, key: str) -> Any:
         return plain_json(_held(self)[key])
@@ -32,14 +32,14 @@ class DocumentPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyDocument(DocumentPart):
-    """Fields of the document of every study."""
+    """Fields common to the documents of all studies."""
 
     conclusion: str = ""
     scenario: Json
     seed: int
     version: str
     basis: str | None
-    """Evidence level that the answer rests on: ``calibrated``, ``datasheet`` or ``extrapolated``."""
+    """Evidence level of the answer: ``calibrated``, ``datasheet`` or ``extrapolated``."""
     notes: list[str]
 
 
@@ -50,10 +50,10 @@ def _held(part: Any) -> Json:
 
 
 def plain_json(value: Any) -> Any:
-    """``value`` in JSON's own types: NaN becomes None, infinities the words ``inf`` and ``-inf``, numpy becomes Python.
+    """Convert ``value`` to JSON types: NaN to None, infinities to texts ``inf`` and ``-inf``, numpy to Python.
 
     Raises:
-        TypeError: for anything JSON has no type for.
+        TypeError: a value has no JSON type.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -85,10 +85,10 @@ def json_text(document: object) -> str:
 
 
 def read_document(model: type[T], document: Mapping[str, Any] | T) -> T:
-    """A document's JSON as its model; a model stays.
+    """Parse a document's JSON into its model; a model is returned unchanged.
 
     Raises:
-        ForerunError: a field is missing, or has another type.
+        ForerunError: a field is missing or has the wrong type.
     """
     if not isinstance(document, Mapping):
         return document
@@ -111,7 +111,7 @@ def json_schema(model: type) -> Json:
 
 @cache
 def _adapter(model: Any) -> Any:
-    """Pydantic's reader of a model, made once: it takes longer than reading a document."""
+    """Cached pydantic adapter of a model; building it takes longer than reading a document."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(model)

@@ -1,4 +1,4 @@
-"""Exceptions for unusable input and for results that break an invariant, wording of messages, warnings on old names."""
+"""Exceptions for invalid input and broken invariants, wording of messages, deprecation warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 LONGEST_MESSAGE = 1000
-"""Characters of an error message; whatever is longer has swallowed a file."""
+"""Maximum characters of an error message; longer messages probably contain a file's content."""
 
 
 MOST_NEAR = 3
@@ -75,12 +75,12 @@ _UNITS: dict[str, tuple[str, Mapping[str, int | Fraction]]] = {
     r"(requests|seed)$": ("", _SIZES | _BINARY | {"m": 10**6, "request": 1, "requests": 1}),
     r"": ("", _BINARY),
 }
-"""Units by the end of a field's name: in words, and sizes of other units of the same quantity. Ambiguous units are
-absent: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
+"""Units by the suffix of a field's name: text for messages, and sizes of other units of the same quantity. Ambiguous
+units are excluded: ``k`` of tokens and ``G`` of bytes (1000 or 1024), ``m`` of a time, ``Gb``."""
 
 
 def _units_of(name: str) -> tuple[str, Mapping[str, int | Fraction]]:
-    """Unit of a field in words, and factors of other accepted units."""
+    """Text for the unit of a field, and factors of other accepted units."""
     return next(units for pattern, units in _UNITS.items() if re.search(pattern, name))
 
 
@@ -89,7 +89,7 @@ def plain_number(text: str, name: str = "") -> str:
 
     Args:
         text: for example ``10k``, ``8rps``, ``1,000``, ``1s`` or ``90%``.
-        name: the field or option, whose end states its unit: ``_bytes``, ``_ms``, ``_s``, ``_gb_s`` and so on.
+        name: the field or option, whose suffix states its unit: ``_bytes``, ``_ms``, ``_s``, ``_gb_s`` and so on.
 
     >>> plain_number("10k", "num_requests"), plain_number("480/min", "request_rate"), plain_number("1s", "p99_ttft_ms")
     ('10000', '8', '1000')
@@ -109,7 +109,7 @@ def plain_number(text: str, name: str = "") -> str:
 
 
 def without_commas(text: str) -> str:
-    """A number's text with commas removed where they group thousands, else with a decimal point in place of one.
+    """Text of a number without thousands commas; any other comma is replaced by a decimal point.
 
     >>> without_commas("1,234"), without_commas("0,5"), without_commas("1,234,567.5"), without_commas("12,25")
     ('1234', '0.5', '1234567.5', '12.25')
@@ -120,7 +120,7 @@ def without_commas(text: str) -> str:
 
 
 def comma_hint(text: str) -> str:
-    """Way out for a number that is written with a comma, or an empty string.
+    """Suggestion for a number that is written with a comma, or an empty string.
 
     >>> comma_hint("0,5"), comma_hint("many")
     ('; write 0.5, numbers have a decimal point', '')
@@ -141,11 +141,11 @@ PLAIN = {
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
 }
-"""Messages in place of pydantic's, by the type of a complaint."""
+"""Messages that replace pydantic's, by error type."""
 
 
 def in_words(problem: Mapping[str, Any]) -> str:
-    """Complaint of pydantic about a value, in the wording of other messages.
+    """Message for a pydantic error, in the wording of other messages.
 
     >>> in_words({"type": "literal_error", "msg": "Input should be 'a' or 'b'"})
     "must be 'a' or 'b'"
@@ -155,7 +155,7 @@ def in_words(problem: Mapping[str, Any]) -> str:
 
 
 def got(value: object, message: str) -> str:
-    """The value at the end of a message, unless the message has it already.
+    """Suffix of a message that states the value, unless the message already contains it.
 
     >>> got(1.5, "must be a whole number"), got("x", "no chip 'x'")
     (' (got 1.5)', '')
@@ -165,7 +165,7 @@ def got(value: object, message: str) -> str:
 
 
 def without_unit(text: str, name: str = "", kind: str = "number") -> str:
-    """Error text for a text in place of a number: the number to write if certain, else the unit."""
+    """Error text for a text in place of a number: it suggests the number if certain, else the unit."""
     meant = plain_number(text, name)
     unit = _units_of(name)[0]
     hint = f"; write {meant}" if meant not in ("", text) else f"; write a plain number {unit}" if unit else ""
@@ -173,7 +173,7 @@ def without_unit(text: str, name: str = "", kind: str = "number") -> str:
 
 
 class StalledError(RuntimeError):
-    """A simulation ran out of events before all requests had ended: a fault of the simulator."""
+    """A simulation ran out of events before all requests had ended: an error in the simulator."""
 
 
 class ArgumentError(ForerunError):
@@ -181,7 +181,7 @@ class ArgumentError(ForerunError):
 
     Args:
         argument: name of the argument, e.g. ``max_replicas``.
-        message: the fault of its value, and a valid one.
+        message: description of the error, and a valid value.
     """
 
     def __init__(self, argument: str, message: str) -> None:
@@ -218,7 +218,7 @@ class NothingServedError(ForerunError):
     """The engine cannot serve any request of the workload.
 
     Args:
-        reasons: why requests were refused, and how to fix it.
+        reasons: reasons for the refusal of requests, and how to fix them.
     """
 
     def __init__(self, reasons: str) -> None:
@@ -238,14 +238,14 @@ class WorkerDiedError(ForerunError):
 
 
 class InvariantError(RuntimeError):
-    """A simulated result that breaks physics or conservation: a fault of the simulator, not of its input.
+    """A simulated result that breaks physics or conservation: an error in the simulator, not in its input.
 
     Args:
         invariant: description of the broken invariant, with the numbers.
-        scenario: the scenario of the run, as JSON that ``forerun run`` takes.
+        scenario: the scenario of the run, as JSON for ``forerun run``.
         seed: seed of the run.
         options: further arguments of the command that repeats the run.
-        result: the run's result, if there is one; it does not travel between processes.
+        result: the run's result, if any; it is not passed between processes.
     """
 
     def __init__(self, invariant: str, scenario: str, seed: int, options: str = "", result: Any = None) -> None:
@@ -257,7 +257,7 @@ class InvariantError(RuntimeError):
 
     @property
     def mark(self) -> str:
-        """A short identifier of scenario and seed, stable from run to run."""
+        """Short hash of scenario and seed, equal in every run."""
         return f"{zlib.crc32(f'{self.seed} {self.scenario}'.encode()):08x}"
 
     def __str__(self) -> str:
@@ -276,7 +276,7 @@ def at_field(name: str) -> Iterator[None]:
 
 
 def one_line(message: str) -> str:
-    """``message`` as one printable line: line ends become spaces, control characters and broken text are spelled out.
+    """``message`` as one printable line: line ends become spaces, control characters and broken text are escaped.
 
     The middle of a message longer than ``LONGEST_MESSAGE`` characters is left out, as file and reason are at its ends.
     """
@@ -293,7 +293,7 @@ LEAST_ALIKE, LEAST_ALIKE_NUMBERED = 0.6, 0.7
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'h100-sxm'?`` for the known words nearest to ``word``, or an empty string.
+    """Hint such as ``; did you mean 'h100-sxm'?`` with the known words nearest to ``word``, or an empty string.
 
     Words that contain ``word`` come first (``a100`` means ``a100-sxm-80gb``, ``rate`` means ``request_rate``), the
     shortest first, at most ``MOST_NEAR``; otherwise the word with the most similar spelling.
@@ -316,7 +316,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _same_numbers(word: str, other: str) -> bool:
-    """True unless ``word`` has a number or a short word that ``other`` lacks: another size, version or kind.
+    """True unless ``word`` has a number or a short word that ``other`` lacks (different size, version or kind).
 
     Digits may be in another order, or missing at the end of a whole number; one or two letters in front of a number
     must be the same.
@@ -352,12 +352,12 @@ def _parts(name: str) -> set[str]:
 
 
 def install_hint(extra: str) -> str:
-    """Hint at the command that installs the optional parts ``extra``."""
+    """Hint with the command that installs the optional dependencies ``extra``."""
     return f"in Forerun's checkout: pip install -e '.[{extra}]'"
 
 
 def shown(value: object, width: int = 40) -> str:
-    """``value`` for a one-line message: its repr without line ends, cut to ``width`` characters."""
+    """Text of ``value`` for a one-line message: its repr, cut to ``width`` characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, a structure nested too deep
@@ -366,12 +366,12 @@ def shown(value: object, width: int = 40) -> str:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that ``old`` is now ``new``, at the caller's caller."""
+    """Issue a deprecation warning that ``old`` is now ``new``, attributed to the caller's caller."""
     warnings.warn(f"{old} is now {new}; the old name goes in the next release", DeprecationWarning, stacklevel=3)
 
 
 def with_new_names(data: Any, renamed: Mapping[str, str]) -> Any:
-    """``data`` with old keys replaced by new ones, if it is a mapping that has any.
+    """Replace old keys of ``data`` by new keys, if it is a mapping with such keys.
 
     >>> with_new_names({"a": 1}, {"old": "new"})
     {'a': 1}

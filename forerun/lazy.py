@@ -1,4 +1,4 @@
-"""Public names of a package, imported when they are first used."""
+"""Lazy imports: public names of a package are imported on first use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 from forerun.errors import warn_renamed
 
 PLACE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
-"""A line of a stub: the module and the name."""
+"""Pattern of a stub line that exports one name: groups are the module and the name."""
 ALL_OF = re.compile(r"^from (\S+) import \*$", re.MULTILINE)
-"""A line of a stub that lends all names of another face."""
+"""Pattern of a stub line that exports all names of another package."""
 
 
 def lent_names(stub: Path, package: str) -> dict[str, str]:
@@ -31,11 +31,11 @@ def lent_names(stub: Path, package: str) -> dict[str, str]:
 def lazy_names(
     package: str, renamed: Mapping[str, str] = MappingProxyType({}), installed: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names are imported when they are first used.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package whose names are imported on first use.
 
-    The stub, ``__init__.pyi`` beside the package's ``__init__.py``, holds ``from module import name as name`` lines and
-    ``from face import *`` lines only. Type checkers and editors read the stub itself; this function reads from it where
-    each name is defined. ``renamed`` maps names of the previous release to new names. ``installed`` is a module such as
+    The stub, ``__init__.pyi`` in the package's folder, contains ``from module import name as name`` lines and ``from
+    face import *`` lines only. Type checkers and editors read the stub; this function reads the module of each name
+    from it. ``renamed`` maps names of the previous release to new names. ``installed`` is a module such as
     ``simulator.studies.installed``, whose names the package exports too.
     """
     home = sys.modules[package]

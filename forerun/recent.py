@@ -11,10 +11,10 @@ V = TypeVar("V")
 class RecentResults(Generic[V]):
     """The most recently used results by key; threads may share it, which a plain dict with eviction does not allow.
 
-    Results are made outside the lock. If threads make one for the same key at once, all of them get the first stored.
+    Results are computed outside the lock. If threads compute one for the same key at once, all get the first.
 
     Args:
-        size: results to keep, >= 1; the least recently used leaves first.
+        size: maximum number of results, >= 1; the least recently used result is evicted first.
 
     >>> squares = RecentResults(2)
     >>> squares.get(3, lambda: 9), squares.get(3, lambda: 10)
@@ -27,7 +27,7 @@ class RecentResults(Generic[V]):
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The result of a key, made now if it is not here."""
+        """Return the result of a key; compute it if it is not cached."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

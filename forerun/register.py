@@ -61,17 +61,17 @@ def _adding(
     """Decorator that registers a plug-in and returns it unchanged.
 
     Args:
-        what: function of this module.
-        name: of the plug-in.
+        what: name of the function of this module that is called.
+        name: name of the plug-in.
         known: names in use.
-        replace: allow a name in use.
-        add: adds the plug-in.
-        takes: arguments that the plug-in is called with.
+        replace: whether a name in use is allowed.
+        add: function that adds the plug-in to its registry.
+        takes: number of arguments that the plug-in is called with.
         methods: methods that a class needs, with the number of arguments that each is called with.
         base: required base class.
 
     Raises:
-        ForerunError: the name is in use, or the plug-in cannot be called as it will be.
+        ForerunError: the name is in use, or the plug-in does not accept the arguments of its later calls.
     """
     if not isinstance(name, str) or not name.strip():
         raise ForerunError(f"fr.register.{what}: a name is needed, as in @fr.register.{what}('mine')")
@@ -102,7 +102,7 @@ def _adding(
 
 
 def _check_call(place: str, function: Callable[..., Any], count: int, itself: int = 0) -> None:
-    """Refuse a function that cannot be called with ``count`` arguments after ``itself``."""
+    """Refuse a function that cannot be called with ``itself + count`` positional arguments."""
     try:
         signature(function).bind(*range(itself + count))
     except TypeError as error:
@@ -115,13 +115,13 @@ def scheduler(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Cl
     """Add a batching rule; ``engine.scheduler: NAME`` uses it.
 
     Args:
-        name: in scenarios.
+        name: name of the rule in scenarios.
         facts: fields of :class:`simulator.serving.rules.SchedulerFacts`, such as ``cuts_prompts=False``.
 
-    The class builds on one of ``simulator.serving.engine``, such as ``UnifiedScheduler`` (vLLM V1's rule). A replica
-    that uses it runs interpreted. Most rules override ``add`` (a request joins ``waiting``) and ``_plan`` (the step);
-    a preempted request returns to the head of ``waiting``. State ``first_come=True`` if requests join the batch in
-    the order in which they came: every run is then checked for it. ``fr.testing.check_scheduler`` checks the class.
+    The class is a subclass of one in ``simulator.serving.engine``, such as ``UnifiedScheduler`` (vLLM V1's rule). A
+    replica that uses it runs interpreted. Most rules override ``add`` (a request joins ``waiting``) and ``_plan`` (the
+    step); a preempted request returns to the head of ``waiting``. Set ``first_come=True`` if requests join the batch in
+    order of arrival; every run is then checked for this. ``fr.testing.check_scheduler`` checks the class.
     """
     from simulator.serving.engine import Scheduler
 
@@ -155,7 +155,7 @@ def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Make
     """Add a speculation method; ``speculation.method: NAME`` uses it.
 
     Args:
-        name: in scenarios.
+        name: name of the method in scenarios.
         facts: fields of :class:`simulator.speculation.methods.MethodFacts`, such as ``draft_slots=False``.
 
     The decorated class or function makes a :class:`simulator.timing.Drafter` from a
@@ -171,8 +171,8 @@ def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Make
 def policy(name: str, *, replace: bool = False) -> Callable[[MakePolicy], MakePolicy]:
     """Add a policy that chooses the number of draft tokens in each step; ``speculation.policy: NAME`` uses it.
 
-    The decorated class or function makes a :class:`simulator.speculation.DraftPolicy` from the draft tokens of a full
-    proposal, once per replica; ``fr.testing.check_policy`` checks it.
+    The decorated class or function makes a :class:`simulator.speculation.DraftPolicy` from the number of draft tokens
+    of a full proposal, once per replica; ``fr.testing.check_policy`` checks it.
     """
 
     def add(make: MakePolicy) -> None:

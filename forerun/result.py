@@ -32,17 +32,17 @@ _STYLE = (
 
 
 class ReportModule(Protocol):
-    """Functions of the module that draws and saves the results of one kind."""
+    """Interface of a module that draws and saves the results of one kind."""
 
     def figure_data(self, result: Any) -> Mapping[str, tuple[Any, object]]:
-        """Figures of a result by name with their data, the main one first."""
+        """Figures of a result by name with their data, the main figure first."""
 
     def save(self, result: Any, folder: Path) -> None:
         """Write the files that ``--out`` writes, all or none."""
 
 
 class Summary(Json):
-    """The figures of a result by name; printed one a line."""
+    """Most important values of a result by name; prints one value per line."""
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -56,7 +56,7 @@ class Summary(Json):
 
 
 class LatencyStatistics(NamedTuple):
-    """Statistics of one latency over the requests of a run; None if none was measured."""
+    """Statistics of one latency over the requests of a run; None if it was not measured."""
 
     mean: float | None
     median: float | None
@@ -70,7 +70,7 @@ class LatencyStatistics(NamedTuple):
 class Result:
     """A finished run or study.
 
-    * ``summary``: the figures that matter, a dict that prints well;
+    * ``summary``: the most important values, a dict with a readable printout;
     * ``document``: what ``--json`` writes, plain JSON values;
     * ``tables()``, ``table(name)``: what the command prints, as :class:`forerun.tables.Table`;
     * ``to_arrow(name)``, ``to_pandas(name)``: the result's rows as a data frame;
@@ -82,7 +82,7 @@ class Result:
     """
 
     kind: ClassVar[str]
-    """The command that makes it: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
+    """Command that produces the result: ``run``, ``compare``, ``plan``, ``tune``, ``sweep`` ..."""
 
     report: ClassVar[str] = "dashboards.study_report"
     """Name of the result's :class:`ReportModule`, imported when a figure or a report is requested."""
@@ -94,7 +94,7 @@ class Result:
 
     @property
     def summary(self) -> Summary:
-        """The figures that matter, by name."""
+        """Most important values of the result, by name."""
         raise NotImplementedError
 
     @property
@@ -103,7 +103,7 @@ class Result:
         raise NotImplementedError
 
     def tables(self) -> list[Table]:
-        """Tables of the result, the main one first."""
+        """Tables of the result, the main table first."""
         raise NotImplementedError
 
     def records(self) -> list[Json]:
@@ -112,22 +112,22 @@ class Result:
 
     @property
     def facts(self) -> str:
-        """Evidence basis and settings behind the figures, shown beside the title."""
+        """Text about evidence level and settings, shown next to the title."""
         return f"basis: {self.document['basis'] or ABSENT} · seed {self.document['seed']}"
 
     legend: ClassVar[str] = ""
-    """Definitions of the terms used in its tables, in one or two lines."""
+    """Definitions of the terms in the result's tables, in one or two lines."""
 
     @property
     def conclusion(self) -> str:
-        """The answer in a sentence; empty if there is none."""
+        """The answer in one sentence; may be empty."""
         return str(self.document.get("conclusion") or "")
 
     def table(self, name: str = "") -> Table:
-        """The main table, or the one of that name.
+        """The main table, or the table ``name``.
 
         Raises:
-            ForerunError: there is none of that name.
+            ForerunError: no table has this name.
         """
         tables = self.tables()
         if not name:
@@ -170,14 +170,14 @@ class Result:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names that ``figure`` takes, the main one first."""
+        """Names of figures for ``figure``, the main figure first."""
         return tuple(self._report().figure_data(self))
 
     def figure(self, name: str = "") -> go.Figure:
         """A Plotly figure: the main one, or figure ``name``.
 
         Raises:
-            ForerunError: there is none of that name.
+            ForerunError: no figure has this name.
         """
         figures = self._report().figure_data(self)
         if name and name not in figures:
@@ -189,7 +189,7 @@ class Result:
         return figure.draw(data)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the files that ``--out`` writes into ``folder``, all or none.
+        """Write the same files as ``--out`` into ``folder``, all or none.
 
         A run: summary.json, Parquet tables, trace.json and report.html; a study or a replay: its document and its
         report as HTML, a study's also as Markdown; a calibration: the profile.
@@ -202,7 +202,7 @@ class Result:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Notes for a reader of the figures."""
+        """Notes on the results."""
         return self.document["notes"]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -233,7 +233,7 @@ class StudyResult(Result, Generic[Data]):
         document: a ``document_type``, or JSON values with ``scenario``, ``seed``, ``version``, ``basis``, ``notes`` and
             ``conclusion``.
         command: shell command that repeats the study in the folder that ``save`` wrote; may be empty.
-        files: texts by file name that ``save`` writes beside document and report, such as the study of ``command``.
+        files: texts by file name that ``save`` writes besides document and report, such as the study of ``command``.
     """
 
     drawn_in: ClassVar[str] = ""
@@ -259,7 +259,7 @@ class StudyResult(Result, Generic[Data]):
 
     @property
     def marks(self) -> Sequence[str]:
-        """Short facts about how it was made, for the badges of a page."""
+        """Short texts about the study's settings, shown as badges on a page."""
         return ()
 
     @property
@@ -272,14 +272,14 @@ def model_words(scenario: Json) -> str:
 
 
 def vars_of(value: object) -> Json:
-    """The fields of a dataclass by name, else the instance's own attributes."""
+    """Fields of a dataclass by name; for other objects, the instance's attributes."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value) if field.compare}
     return dict(vars(value))
 
 
 def alike(one: Any, other: Any) -> bool:
-    """True if two values are equal: arrays by element, NaN equal to NaN, dataclasses by field."""
+    """True if two values are equal: arrays are compared by element, dataclasses by field, NaN equals NaN."""
     if isinstance(one, np.ndarray):
         if not isinstance(other, np.ndarray) or one.dtype != other.dtype:
             return False

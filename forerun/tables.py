@@ -1,4 +1,4 @@
-"""A table as data, with one rule each for a terminal, Markdown and HTML; and how single figures are written."""
+"""Tables as data, with renderers for a terminal, Markdown and HTML, and formatting of numbers."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 ABSENT = "-"
 PADDING = 2
-"""Spaces after a column in a terminal; a table with headings has one more between two columns."""
+"""Number of spaces after a column in a terminal; tables with headings have one more between columns."""
 TALLEST = 5
-"""Lines of the tallest cell of a table that is broken over lines."""
+"""Maximum lines of a cell in a table whose cells are wrapped."""
 MOST_SIDE_BY_SIDE = 6
-"""Rows of a table up to which it may be turned."""
+"""Maximum rows of a table that may be transposed."""
 TEXT_COLUMNS = 1000
-"""Width up to which ``print(table)`` breaks no line."""
+"""Width in characters within which ``print(table)`` does not wrap lines."""
 MANY_COLUMNS = 5
-"""Columns from which a page sets a table closer, with asides below their figures."""
+"""Minimum columns of a table that a page sets more tightly, with asides below their numbers."""
 LONG_WORDS = 28
-"""Characters from which a cell may break its line on a page."""
+"""Minimum characters of a cell that may be wrapped on a page."""
 HOURS_FROM_S = 7200.0
-"""Seconds from which a duration is written in hours."""
+"""Minimum seconds of a duration that is written in hours."""
 _FIGURE = re.compile(r"[-+<>~]?\s*\$?[.\d]")
-"""Beginning of a cell with a figure."""
+"""Pattern of the beginning of a cell with a number."""
 _STYLES = {"": "", "good": "green", "bad": "red", "faint": "dim", "strong": "bold"}
 Tone = Literal["", "good", "bad", "faint", "strong"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value: its text, a fainter text after it, and a tone.
+    """A displayed value: text, secondary text after it, and tone (colour).
 
     >>> Cell("1.284", aside="1.251..1.320", tone="good", value=1.284)
     Cell(text='1.284', aside='1.251..1.320', tone='good', value=1.284, detail='')
@@ -48,17 +48,17 @@ class Cell:
 
     text: str
     aside: str = ""
-    """Less important words after the text, such as an interval."""
+    """Secondary text after the main text, such as an interval."""
     tone: Tone = ""
-    """``good`` or ``bad`` if the value surely is; ``faint`` for a value that does not count."""
+    """Tone: ``good`` or ``bad`` if the value is certainly good or bad; ``faint`` for a value that does not count."""
     value: object = None
     """Value of the cell in a data frame; default: the text."""
     detail: str = ""
-    """Words behind the aside that only ``--full``, Markdown and data frames show."""
+    """Text after the aside that only ``--full``, Markdown and data frames show."""
 
     @property
     def after(self) -> str:
-        """Faint words after the text."""
+        """Secondary text after the main text."""
         return f"{self.aside} {self.detail}".strip()
 
 
@@ -68,11 +68,11 @@ Value = Cell | str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as data: what studies and runs build once, and every surface renders.
+    """A table as data, built once by studies and runs and rendered for each output format.
 
     ``rich()`` is for a terminal, ``markdown()`` for a file, ``html()`` for a page (a ``<table>`` in a ``div.scroll``
     without its title, which belongs to the card or heading around it), ``to_arrow()`` for a data frame. The first
-    column labels the rows; of the others those with figures align right, those of words alone left.
+    column labels the rows; further columns with numbers are aligned right, columns of words left.
 
     >>> print(Table("Latency (ms)", ("", "mean", "p99"), [("TTFT", 12.5, 80.25)]).markdown())
     |   | mean | p99 |
@@ -85,7 +85,7 @@ class Table:
     """Column headings; if all are empty, the table has no header."""
     rows: Sequence[Sequence[Value]]
     shown: int | None = None
-    """Rows that a terminal shows and a page does not fold; None for all. Data frames and Markdown have every row."""
+    """Number of rows that a terminal and the expanded part of a page show; None for all. Data frames have all."""
     name: str = ""
     """Name of the table in its result: ``result.table("candidates")``."""
     details: Container[str] = ()
@@ -98,25 +98,25 @@ class Table:
 
     @property
     def hidden(self) -> int:
-        """Rows beyond ``shown``."""
+        """Number of rows beyond ``shown``."""
         return 0 if self.shown is None else max(0, len(self.rows) - self.shown)
 
     def brief(self) -> Table:
-        """The table as a terminal shows it without ``--full``: no ``details``."""
+        """Copy of the table without ``details``, as a terminal shows it without ``--full``."""
         kept = [index for index, column in enumerate(self.columns) if index == 0 or column not in self.details]
         rows = [[_brief(row[index]) for index in kept] for row in self.rows if _cell_words(row[0]) not in self.details]
         return replace(self, columns=[self.columns[index] for index in kept], rows=rows, details=())
 
     def words(self, index: int) -> bool:
-        """True if a column is aligned left: it has only words, or a text that may break its line."""
+        """True if a column is aligned left: it has only words, or a text that may be wrapped."""
         known = [text for row in self.rows if (text := cell_text(row[index])) != ABSENT]
         words = bool(known) and not any(map(_FIGURE.match, known))
         return index == 0 or words or any(len(text) > LONG_WORDS for text in known)
 
     def rich(self, width: int = TEXT_COLUMNS) -> RichTable:
-        """The table for a terminal of ``width`` characters, in which no figure and no label is cut.
+        """Table for a terminal of ``width`` characters; no number and no label is cut.
 
-        A table that is too wide gets its cells broken over lines; if that is not enough, it is transposed, and if that
+        The cells of a table that is too wide are wrapped; if that is not enough, the table is transposed, and if that
         is not enough either, each row becomes a list of its cells.
         """
         shown = self.rows[: self.shown]
@@ -158,14 +158,14 @@ class Table:
         return self.html()
 
     def markdown(self) -> str:
-        """The table in Markdown, every row of it."""
+        """Table in Markdown with all rows."""
         rules = [" --- " if self.words(index) else " ---: " for index in range(len(self.columns))]
         head = "|".join(f" {markdown_text(column) or ' '} " for column in self.columns)
         lines = ["|".join(f" {markdown_text(cell_text(cell)) or ' '} " for cell in row) for row in self.rows]
         return "\n".join(f"|{line}|" for line in (head, "|".join(rules), *lines))
 
     def html(self) -> str:
-        """The table as HTML without its title; rows beyond ``shown`` are folded. Empty text without rows."""
+        """The table as HTML without its title; rows beyond ``shown`` are collapsed. Empty text without rows."""
         if not self.rows:
             return ""
         kind = _named("pairs" if not self.headed else "many" if len(self.columns) >= MANY_COLUMNS else "")
@@ -222,7 +222,7 @@ def arrow_column(values: Sequence[object]) -> pa.Array[Any]:
 
 
 def cell_text(cell: Value) -> str:
-    """A cell in plain words."""
+    """Plain text of a cell."""
     if isinstance(cell, Cell):
         return f"{cell.text} {cell.after}".rstrip()
     return cell if isinstance(cell, str) else number(cell)
@@ -237,7 +237,7 @@ def _brief(cell: Value) -> Value:
 
 
 def markdown_text(text: str) -> str:
-    """``text`` in one line of Markdown in which nothing is markup."""
+    """Escape ``text`` as one line of Markdown without markup."""
     line = " ".join(text.split())
     for mark in ("\\", "`", "*", "_", "[", "|", "#"):
         line = line.replace(mark, f"\\{mark}")
@@ -251,7 +251,7 @@ def _value(cell: Value) -> object:
 
 
 def cell_class(cell: Value, words: bool = False) -> str:
-    """Classes of a cell for style sheets: its tone, ``long`` if its words may break, ``words`` in such a column."""
+    """CSS classes of a cell: its tone, ``long`` if its text may be wrapped, ``words`` in a column of words."""
     long = "long" if len(cell_text(cell)) > LONG_WORDS else ""
     return " ".join(filter(None, (cell.tone if isinstance(cell, Cell) else "", long, "words" if words else "")))
 
@@ -261,7 +261,7 @@ def _html_heading(name: str, words: bool) -> str:
 
 
 ENTRY = re.compile(r"^\*\*(.+?)\*\*\n:   (.+)$", re.MULTILINE)
-"""A term of the glossary and its definition."""
+"""Pattern of a glossary entry: groups are the term and its definition."""
 
 
 def glossary_text() -> str:
@@ -271,7 +271,7 @@ def glossary_text() -> str:
 
 @cache
 def _definitions() -> dict[str, str]:
-    """Definition by term in lower case, the longest term first; single letters, which are units too, are left out."""
+    """Definition by term in lower case, the longest term first; single letters, also units, are excluded."""
     entries: dict[str, str] = {}
     for heading, words in ENTRY.findall(glossary_text().replace("`", "")):
         entries |= {_plain(term): f"{heading}: {words}" for term in re.split(r", | \(|\)", heading) if len(term) > 1}
@@ -280,7 +280,7 @@ def _definitions() -> dict[str, str]:
 
 @cache
 def definition(words: str) -> str | None:
-    """Definition of the longest term in a label such as ``p99 TTFT`` or ``mean_ttft_ms``; None if there is none.
+    """Definition of the longest term in a label such as ``p99 TTFT`` or ``mean_ttft_ms``; None if it contains no term.
 
     >>> definition("p99_tpot_ms")[:30]
     'TPOT, time per output token: ('
@@ -314,7 +314,7 @@ def _named(classes: str) -> str:
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """``digits`` significant digits with thousands separators; ``-`` for None."""
+    """Format a number with ``digits`` significant digits and thousands separators; ``-`` for None."""
     if value is None:
         return ABSENT
     if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
@@ -323,7 +323,7 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def scaled(value: float | None, unit: str) -> str:
-    """A number with an SI prefix, e.g. ``3.35 TB/s``; ``-`` for None."""
+    """Format a number with an SI prefix, e.g. ``3.35 TB/s``; ``-`` for None."""
     if value is None:
         return ABSENT
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -333,7 +333,7 @@ def scaled(value: float | None, unit: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that reads best, e.g. ``12.3 us`` or ``24 h``."""
+    """Format seconds in a suitable unit, e.g. ``12.3 us`` or ``24 h``."""
     if seconds is None:
         return ABSENT
     if abs(seconds) >= HOURS_FROM_S:
@@ -345,7 +345,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage; ``-`` for None."""
+    """Format a share as a percentage; ``-`` for None."""
     return ABSENT if share is None else f"{share * 100:.1f} %"
 
 
@@ -399,7 +399,7 @@ def _empty(table: Table, headed: bool, hidden: int) -> RichTable:
 
 
 def _text(cell: Value, width: int) -> Text:
-    """A cell in lines of at most ``width`` characters; the aside is dim."""
+    """Cell wrapped to lines of at most ``width`` characters; the aside is dim."""
     from rich.text import Text
 
     style, strong = ("", len(cell_text(cell))) if not isinstance(cell, Cell) else (_STYLES[cell.tone], len(cell.text))

@@ -1,4 +1,4 @@
-"""Text in lines of a given width: breaks fall between words, and a figure keeps its unit."""
+"""Text wrapping: lines break between words, but never between a number and its unit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 _AFTER_FIGURE = re.compile(r"(?:[munk]?s|min|h|d|%|[kMGT]?i?B|[kM]?[WJ]|[a-z]+/s|x)(?:\.\.|[,;:)]|$)")
-"""Word that belongs to the figure before it: a unit, alone or at the end of an interval."""
+"""Pattern of a word that belongs to the preceding number: a unit, alone or at the end of an interval."""
 
 
 def pieces(text: str) -> list[str]:
-    """The parts of a text between which a line may break: words, and figures with their units.
+    """Split a text into the parts between which a line may break: words, and numbers with their units.
 
     >>> pieces("p99 TPOT 17.5 ms 137..153 ms")
     ['p99', 'TPOT', '17.5 ms', '137..153 ms']
@@ -25,7 +25,7 @@ def pieces(text: str) -> list[str]:
 
 
 def lines_of(text: str, width: int) -> list[str]:
-    """``text`` in lines of at most ``width`` characters; only a single piece that is longer is cut."""
+    """Wrap ``text`` to lines of at most ``width`` characters; only a single piece longer than that is cut."""
     lines: list[str] = []
     for piece in pieces(text):
         if lines and len(lines[-1]) + 1 + len(piece) <= width:
@@ -36,7 +36,7 @@ def lines_of(text: str, width: int) -> list[str]:
 
 
 def shared_widths(least: Sequence[int], widest: Sequence[int], room: int) -> list[int]:
-    """Column widths: each gets its minimum, then the first what it needs to be unbroken, then the others equally."""
+    """Column widths: a minimum each, then the full width of the first column, then equal shares for the others."""
     widths = list(least)
     left = room - sum(widths)
     first = min(left, widest[0] - widths[0])

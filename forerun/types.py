@@ -1,4 +1,4 @@
-"""Base of every section of a scenario: immutable, strict about types, and refusing fields it does not know."""
+"""Base class of a scenario's sections: immutable, strictly typed, without unknown fields."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forerun.errors import ForerunError
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveBytes = Annotated[float, Field(gt=0, le=1e18)]
-"""Bytes of a memory, up to an exabyte."""
+"""Memory size in bytes, up to an exabyte."""
 PositiveInt = Annotated[int, Field(gt=0, le=10**12)]
 Tabulated = Annotated[int, Field(gt=0, le=1 << 20)]
-"""A count up to which tables are made."""
+"""Count that sizes a table and is therefore limited."""
 Replicas = Annotated[int, Field(gt=0, le=10_000)]
-"""Copies of an engine; each is built before a run begins, which takes a millisecond and 15 KB."""
+"""Number of copies of an engine; building each copy before a run takes a millisecond and 15 KB."""
 LONGEST_S = 1e9
 """Longest simulated time, seconds (30 years): a clock in double precision still resolves microseconds there."""
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
@@ -27,12 +27,12 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """One block of a scenario."""
+    """Base class of a scenario's sections."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse: a scenario does not change."""
+        """Raise an error, because a scenario is immutable."""
         section = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__.removesuffix("Config")).lower()
         path = name if section == "scenario" else f"{section}.{name}"
         raise ForerunError(
@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Marker for ``Annotated``: a text must be one of the names; plug-ins may add names."""
+    """Marker for ``Annotated``: a text must be one of ``names``, to which plug-ins may add."""
 
     names: Mapping[str, object]
 

@@ -1,4 +1,4 @@
-"""Worker processes for independent runs; without workers, or with little to do, the caller does the work."""
+"""Worker processes for independent runs; without workers, or for little work, the caller does the work."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORPHAN_CHECK_S = 1.0
-"""Seconds between two checks of a worker that its parent process still lives."""
+"""Seconds between a worker's checks that its parent process is alive."""
 OWN_WORK_S = 2.0
-"""CPU seconds of work that a study does before it starts processes. Each new process prices again the kernels that this
-one has not priced yet."""
+"""CPU seconds of work that a study does before it starts processes. Each new process must price kernels that this
+process has not priced yet."""
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
 class StartedWork(Generic[T]):
-    """Work that has begun; call it for its result, or for the exception that it raised."""
+    """Started work; a call returns its result or raises its exception."""
 
     result: Callable[[], T]
     future: Future[T] | None = None
@@ -46,13 +46,13 @@ class StartedWork(Generic[T]):
 
 
 class Workers:
-    """A pool of ``count`` processes; with 0 the work is done by the caller when it requests the result.
+    """A pool of ``count`` processes; with 0, the caller does the work when it requests the result.
 
-    The worker processes end with the process that started them, however it ends. If a worker dies, all tasks under way
-    are tried once more, one at a time, so that only the task that killed it is lost.
+    Worker processes end with their parent process, however it ends. If a worker crashes, all running tasks are tried
+    once more, one at a time, so that only the task that caused the crash is lost.
 
     Args:
-        count: processes.
+        count: number of processes.
         own_work_s: CPU seconds of work that the caller does itself before it starts processes for the remaining work.
     """
 
@@ -60,16 +60,16 @@ class Workers:
         self._count = count
         self._own_work_s = own_work_s if count else inf
         self._waiting: dict[int, tuple[Callable[[], Any], list[StartedWork[Any]]]] = {}
-        """Work that waits for its caller, in order, with the list for its result or future."""
+        """Work that is not yet started, in order, with the list for its result or future."""
         self._pool: ProcessPoolExecutor | None = None
 
     def start(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> StartedWork[T]:
-        """Begin ``work``. Its result raises a ``WorkerDiedError`` where two processes died over it."""
+        """Begin ``work``. Its result raises a ``WorkerDiedError`` if two processes crashed on it."""
         task = partial(work, *args, **kwargs)
         return self._wait(task) if self._own_work_s > 0 else self._sent(task)
 
     def _wait(self, task: Callable[[], T]) -> StartedWork[T]:
-        """Let ``task`` wait until its result is requested, or processes are started."""
+        """Defer ``task`` until its result is requested or processes are started."""
         sent: list[StartedWork[T]] = []
         key = id(sent)
         self._waiting[key] = task, sent
@@ -91,7 +91,7 @@ class Workers:
         return StartedWork(result)
 
     def _sent(self, task: Callable[[], T]) -> StartedWork[T]:
-        """Send ``task`` to the worker processes; forked ones inherit the prices that this process has computed."""
+        """Send ``task`` to the worker processes; forked processes inherit the prices that this process has computed."""
         from concurrent.futures.process import BrokenProcessPool
 
         self._pool = self._pool or _process_pool(self._count)
@@ -148,7 +148,7 @@ def _process_pool(count: int) -> ProcessPoolExecutor:
 def _end(pool: ProcessPoolExecutor) -> None:
     """End the processes at once.
 
-    A process that was killed while it waited for work keeps the queue's lock, and the others would wait for that lock.
+    A process that is killed while it waits for work still has the queue's lock, for which other processes would wait.
     """
     processes = list((getattr(pool, "_processes", None) or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)

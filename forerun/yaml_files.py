@@ -1,4 +1,4 @@
-"""YAML reader: YAML 1.2's values, no duplicate keys, and a limit on what aliases expand to."""
+"""YAML reader: YAML 1.2's values, no duplicate keys, and a limit on the expansion of aliases."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 from forerun.errors import ForerunError
 
 Event = Any
-"""An event of the YAML parser, or its place in the text; the parser in C has no types."""
+"""Event of the YAML parser, or a position in the text; the parser in C has no types."""
 _Loader: Event = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LARGEST_FILE_BYTES = 4 * 1024**2
-"""No description of a chip, a model or a scenario is longer; traces and weights given by mistake are."""
+"""Maximum bytes of a chip, model or scenario file; larger files are traces or weights given by mistake."""
 BRACKETS = re.compile(r"[\[\]{}]")
 DEEPEST = 200
 LARGEST_VALUES = 1_000_000
@@ -25,7 +25,7 @@ LARGEST_VALUES = 1_000_000
 
 
 class TooLargeError(ForerunError):
-    """A file too long for what it is taken for."""
+    """A file that is too large for a description file."""
 
 
 _CORE = re.compile(
@@ -33,15 +33,15 @@ _CORE = re.compile(
     r"|(?P<int>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
     r"|(?P<float>[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))"
 )
-"""Meaning of plain values by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3), as in JSON: PyYAML's own
-rules are those of YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
+"""Pattern of plain values in YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3), as in JSON. PyYAML's own rules
+follow YAML 1.1, in which 0100 is 64, 1:30 is 90, 1e3 a text and ``no`` a boolean."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
 """YAML 1.1's merge key: entries of its mapping are added unless the key is already present."""
 
 
 class _Part(NamedTuple):
-    """A value of a document in its written form."""
+    """A parsed value of a document with its size and text."""
 
     value: object
     size: int
@@ -52,14 +52,14 @@ class _Part(NamedTuple):
 
 
 class _Reader:
-    """Builds values as the parser meets them; raises ``YAMLError`` for any fault."""
+    """Builds values from parser events; raises ``YAMLError`` for any error."""
 
     def __init__(self, text: str) -> None:
         self._parser = _Loader(text)
         self._anchors: dict[str, _Part] = {}
 
     def document(self) -> Any:
-        """The only document of the text; None if there is none."""
+        """Read the only document of the text; None if the text is empty."""
         next_event = self._parser.get_event
         next_event()
         begin = next_event()
@@ -185,7 +185,7 @@ def _brackets_deep(text: str) -> int:
 
 
 def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
-    """Short description of the problem, and its 1-based line where known."""
+    """Short description of the problem, and its 1-based line if known."""
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context", None)
     what = getattr(error, "problem", None) or (str(error).splitlines() or ["not readable as YAML"])[0]
     if context == "while scanning a quoted scalar" and what == "found unexpected end of stream":
@@ -200,7 +200,7 @@ def problem_of(error: yaml.YAMLError) -> tuple[str, int | None]:
 
 
 def bounded_text(path: Path) -> str:
-    """Text of a description file; of a device or pipe, no more is read than the largest description may have."""
+    """Text of a description file; at most ``LARGEST_FILE_BYTES`` are read from a device or pipe."""
     with path.open("rb") as file:
         data = file.read(LARGEST_FILE_BYTES + 1)
     if len(data) > LARGEST_FILE_BYTES:
@@ -210,18 +210,18 @@ def bounded_text(path: Path) -> str:
 
 @cache
 def packaged(package: str, name: str) -> dict[str, Any]:
-    """The mapping in a YAML file of a package, read once; not to be changed."""
+    """Read the mapping in a YAML file of a package; the result is cached and must not be changed."""
     mapping: dict[str, Any] = parse(packaged_file(package, name).read_text("utf-8"))
     return mapping
 
 
 def packaged_file(package: str, name: str) -> Path:
-    """A data file of a package."""
+    """Path of a data file of a package."""
     return Path(import_module(package).__path__[0], name)
 
 
 def parse(text: str) -> Any:
-    """YAML or JSON text as plain data."""
+    """Parse YAML or JSON text to plain data."""
     if _brackets_deep(text) > DEEPEST:
         raise yaml.YAMLError("nested too deeply")
     reader = _Reader(text)

@@ -1,6 +1,6 @@
-"""Parts of a simulated service, for studies that ask more than :func:`forerun.simulate` answers.
+"""Parts of a simulated service, for studies beyond :func:`forerun.simulate`.
 
-Replicas as they are built, requests to serve, prices of steps, drafts and their acceptance, policies.
+They are: built replicas, requests, step prices, drafters and acceptance, policies.
 """
 
 from forerun.lazy import lazy_names

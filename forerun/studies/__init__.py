@@ -1,4 +1,4 @@
-"""Names to write a study with: declaration, source, result with its tables, figures, worker processes.
+"""Names for writing a study: declaration, source, result with its tables, figures, worker processes.
 
 A function declared with :func:`study` has a command, its options, help and reports once an installed distribution names
 it under the entry points ``forerun.studies`` (see "Your own study" in the documentation).

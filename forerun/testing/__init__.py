@@ -1,4 +1,4 @@
-"""Conformance checks for plug-ins: each runs one on small inputs and raises an error that names the rule it breaks."""
+"""Conformance checks for plug-ins: each runs a plug-in on small inputs and raises an error about a broken rule."""
 
 from forerun.lazy import lazy_names
 

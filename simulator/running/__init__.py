@@ -1,1 +1,1 @@
-"""One run: scenario -> build -> simulate -> records -> metrics and invariants."""
+"""A single run: build a scenario, simulate it, record it, compute metrics and check invariants."""

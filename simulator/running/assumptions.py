@@ -1,4 +1,4 @@
-"""Runs under other values of assumed parameters: factors on host costs, kernel parameters, chips and links by name."""
+"""Runs with changed assumed parameters: factors on host costs, kernel parameters, chips and links, by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KERNEL_FIELDS: Mapping[str, tuple[str, ...]] = {
     "memory_efficiency": ("memory_efficiency",),
     "bandwidth_efficiency": ("bandwidth_efficiency", "in_network_efficiency", "direct_efficiency"),
 }
-"""Parameter of a sensitivity study -> fields of the kernel families that move together with it."""
+"""Parameter of a sensitivity study -> fields of the kernel families that its factor multiplies."""
 LARGEST_EFFICIENCY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Multiplies assumed numbers; without factors everything stays as it is."""
+    """Multiplies assumed numbers by factors; without factors, numbers are unchanged."""
 
     factors: Factors = field(default_factory=dict)
 
@@ -37,19 +37,19 @@ class Assumptions:
         return framework.model_copy(update=scaled) if scaled else framework
 
     def link(self, name: str, field: str) -> Link:
-        """The link that a scenario's ``field`` names, under the factor ``LINK.latency_s``."""
+        """Link named by a scenario's ``field``, with the factor ``LINK.latency_s`` applied."""
         with at_field(field):
             link = load_link(name)
         scaled = self._scaled(link.name, {"latency_s": link.latency_s})
         return link.model_copy(update=scaled) if scaled else link
 
     def chip(self, chip: Chip) -> Chip:
-        """A chip under the factor ``CHIP.on_chip.bandwidth_bytes_per_s``; the store stays as fast as the memory."""
+        """Chip with the factor ``CHIP.on_chip.bandwidth_bytes_per_s``; its store is at least as fast as its memory."""
         scaled = self._scaled(f"{chip.name}.on_chip", {"bandwidth_bytes_per_s": chip.on_chip.bandwidth_bytes_per_s})
         return _once(_with_on_chip, chip, *scaled.values()) if scaled else chip
 
     def kernels(self, chip: Chip, library: str, *choices: Any) -> KernelLibrary:
-        """Kernel times of a chip under the factors ``CHIP.kernels.PARAMETER``; calibrated values are kept."""
+        """Kernel library of a chip with the factors ``CHIP.kernels.PARAMETER`` applied, except to calibrated values."""
         factors = {name: self.factors.get(f"{chip.name}.kernels.{name}", 1.0) for name in KERNEL_FIELDS}
         moved = {name: factor for name, factor in factors.items() if factor != 1.0}
         if moved:
@@ -87,7 +87,7 @@ class _ScaledKernels(KernelLibrary):
         self._scaled: dict[tuple[str, str], FamilyParameters] = {}
 
     def parameters(self, family: str, dtype: str = "bf16") -> FamilyParameters:
-        """The family's set, scaled; efficiencies stay at most 1."""
+        """Parameter set of the family, scaled; efficiencies are at most 1."""
         scaled = self._scaled.get((family, dtype))
         if scaled is None:
             scaled = super().parameters(family, dtype)

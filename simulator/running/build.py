@@ -1,4 +1,4 @@
-"""From a scenario to the parts of its run: hardware, model, drafter, memory, limits, pools, fleet."""
+"""Build of a scenario: hardware, model, drafter, memory, limits, pools, fleet."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
-"""Timing models, the latest first, so that the runs of a study share recorded prices. They are compared one by one,
-since a chip holds mappings and cannot be hashed."""
+"""Recent timing models, latest first, so that the runs of a study share recorded prices. The search is linear, because
+a chip contains mappings and cannot be hashed."""
 EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
-"""True for frameworks whose prefill engine delivers the first token. In vLLM the decode engine computes the last prompt
-token again instead ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
+"""True for frameworks whose prefill engine delivers the first token. In vLLM, the decode engine computes the last
+prompt token again instead ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
 SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
-"""GPUs that the link of one server joins (HGX, DGX, OAM baseboards), and chips whose link joins a rack."""
+"""Number of GPUs that one server's link connects (HGX, DGX, OAM baseboards), and chips whose link spans a rack."""
 NOTED_PADDING = 1.05
-"""Slowdown of a step without draft tokens, by padding to captured sizes, from which a note names it."""
+"""Minimum slowdown, from padding to captured sizes, of a step without draft tokens at which a note reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBuild(Pool):
-    """A pool of identical replicas and the parts that they are built from."""
+    """A pool of identical replicas with their parts."""
 
     chips_per_stage: int
     chip: Chip
@@ -77,9 +77,9 @@ class PoolBuild(Pool):
     """Dense peak FLOP/s of one chip in the dtype of the weight matrices (MoE: the experts'); the denominator of MFU."""
     notes: tuple[str, ...]
     assumed: bool = False
-    """True if results also rest on attention-level speculation or a borrowed acceptance, not on kernel times alone."""
+    """True if results depend on attention-level speculation or a borrowed acceptance, not on kernel times alone."""
     other_chips: tuple[Chip, ...] = ()
-    """Chips that run some of the layers, before or after ``chip``."""
+    """Further chips that run some of the layers, before or after ``chip``."""
     groups: attention_level.DeviceGroups | None = None
 
     @property
@@ -93,13 +93,13 @@ class PoolBuild(Pool):
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The parts of a run, before anything has happened."""
+    """The parts of a run, before the simulation."""
 
     scenario: Scenario
     seed: int
     fleet: Fleet
     pools: tuple[PoolBuild, ...]
-    """Pools of the fleet, in order of replica number; a single pool where all replicas are equal."""
+    """Pools of the fleet, in order of replica number; a single pool if all replicas are equal."""
     notes: tuple[str, ...]
 
     @property
@@ -136,7 +136,7 @@ def build_run(
     make_policy: PolicyFactory | None = None,
     factors: Factors | None = None,
 ) -> Build:
-    """The fleet that a scenario describes, its memory laid out."""
+    """Build the fleet of a scenario, with its memory plan."""
     assumed = Assumptions(factors or {})
     parts = {name: _of_one_group(part) for name, part in _parts(scenario).items()}
     refuse_unmodelled(scenario, parts, make_policy is not None)
@@ -161,7 +161,7 @@ def build_run(
 
 
 def _parts(scenario: Scenario) -> dict[str, Scenario]:
-    """A scenario of one kind of replica for each pool; the scenario itself, as pool ``all``, if it has none."""
+    """One scenario per pool, for one kind of replica; without pools, the scenario itself as pool ``all``."""
     if scenario.pools is None:
         return {"all": scenario}
     alone: dict[str, Any] = {"pools": None, "faults": None, "kv_transfer": None}
@@ -181,7 +181,7 @@ def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
 
 
 def _without_draft_kv(scenario: Scenario, pool: PoolBuild) -> PoolBuild:
-    """The pool with a policy where prompts come without the drafter's KV: it catches up, or sees too little."""
+    """Add a policy to a pool if prompts arrive without the drafter's KV: it catches up, or lacks context."""
     config, speculation, timer = scenario.kv_transfer or KvTransferConfig(), scenario.speculation, pool.timer
     if config.draft_kv == "send" or speculation is None or not isinstance(timer, timing.ModelTimer) or pool.rule:
         return pool
@@ -197,12 +197,12 @@ class _Drafting(NamedTuple):
     drafter: timing.Drafter | None = None
     sampler: AcceptanceSampler | None = None
     drafted: int = 0
-    """Draft tokens verified per sequence and step."""
+    """Number of draft tokens verified per sequence and step."""
     lookahead: int = 0
 
 
 class _Replica:
-    """Builds one kind of replica as a scenario's own ``hardware`` and ``engine`` describe it."""
+    """Builds one kind of replica from a scenario's own ``hardware`` and ``engine``."""
 
     def __init__(self, scenario: Scenario, assumed: Assumptions, seed: int) -> None:
         self.scenario, self.assumed, self.seed = scenario, assumed, seed
@@ -267,7 +267,7 @@ class _Replica:
 
     @property
     def _trims(self) -> bool:
-        """True if a step verifies some of the draft tokens only."""
+        """True if a step verifies only some of the draft tokens."""
         return trims(self.speculation)
 
     def _target(self) -> timing.Deployment:
@@ -356,7 +356,7 @@ class _Replica:
         return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
-        """Work of the other chips of the machine."""
+        """Further chips of the machine, with the layers or experts that each chip runs."""
         hardware = self.hardware
         shares = list(hardware.layers_on) or [LayerShare(chip=hardware.chip)] * (chained_cards(self.scenario) - 1)
         if not shares:
@@ -377,7 +377,7 @@ class _Replica:
         return tuple(devices)
 
     def _layer_counts(self, shares: Sequence[LayerShare], capacities: Sequence[float], chip: Chip) -> list[int]:
-        """Number of layers of every share: as configured, else in proportion to the memory that is left."""
+        """Number of layers of every share: as configured, else in proportion to the remaining memory."""
         layers = self.architecture.num_layers
         free = [place for place, share in enumerate(shares) if share.layers is None]
         requested = sum(share.layers or 0 for share in shares if share.part == "layers")
@@ -467,7 +467,7 @@ class _Replica:
 
     def _largest_step(self, most_seqs: int, query_len: int) -> int:
         """Maximum tokens of one step of one attention group. Schedulers that do not budget decodes decode their whole
-        batch; a step of groups may combine the prompts of one with the batch of another."""
+        batch; a step of groups may combine the prompts of one group with the batch of another."""
         budget, batch = self.engine.max_num_batched_tokens, most_seqs * query_len
         if self.hardware.attention_data_parallel > 1:
             return budget + batch
@@ -485,7 +485,7 @@ class _Replica:
         return HostSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)
 
     def _offload_space(self, chip: Chip, memory: timing.MemoryPlan) -> HostSpace | None:
-        """Host memory for blocks evicted from the prefix cache; None where evicted blocks are discarded."""
+        """Host memory for blocks evicted from the prefix cache; None if evicted blocks are discarded."""
         size = self.engine.kv_offloading_bytes
         if size is None:
             return None
@@ -494,7 +494,7 @@ class _Replica:
         return space
 
     def _contradictions(self) -> Iterator[str]:
-        """Notes on formats that the scenario sets otherwise than the name of its checkpoint."""
+        """Notes on formats in the scenario that differ from the formats in the checkpoint's name."""
         named = readable_checkpoint(self.scenario.model)
         if named is None:
             return
@@ -578,7 +578,7 @@ class _Replica:
 
 
 def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
-    """An equal timing model of an earlier run, with its recorded prices; else ``timer``."""
+    """Equal timing model of an earlier run, with its recorded prices; else ``timer``."""
     for known in list(_LATELY):
         if known.target is timer.target and known == timer:
             return known
@@ -587,12 +587,12 @@ def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
 
 
 def _in_servers(chip: Chip) -> bool:
-    """True if the link between chips ends at the server, as NVIDIA's and AMD's do outside a rack."""
+    """True if the link between chips ends at the server, as for NVIDIA and AMD chips without rack-scale links."""
     return chip.kind == "gpu-datacenter" and chip.vendor in ("nvidia", "amd") and not chip.name.startswith(RACK_SCALE)
 
 
 def _of_one_group(scenario: Scenario) -> Scenario:
-    """The scenario with the engine's limits for one attention group."""
+    """Copy of the scenario with the engine's limits for one attention group."""
     engine, groups = scenario.engine, scenario.hardware.attention_data_parallel
     if groups == 1 or not timing.load_framework(engine.framework).divides_limits:
         return scenario

@@ -1,4 +1,4 @@
-"""The drafter that a scenario's speculation section describes, on the chips of its target."""
+"""Drafters from a scenario's speculation section, and the policies that control them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECOVERY_TOKENS = 64
 PRICED_STEPS = 100_000
 """Size of the caches of step times that policies request."""
 DrafterFactory = Callable[["DraftRequest"], timing.Drafter]
-"""A plug-in: builds the drafter of a run."""
+"""Plug-in function that builds the drafter of a run."""
 
 HEADS: dict[str, Callable[..., DraftHead]] = {
     "eagle": eagle_head,
@@ -71,7 +71,7 @@ HEADS: dict[str, Callable[..., DraftHead]] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Facts that a drafter is built from."""
+    """Input for building a drafter."""
 
     config: SpeculationConfig
     proposal: Proposal
@@ -79,7 +79,7 @@ class DraftRequest:
     max_num_seqs: int
     max_num_batched_tokens: int
     stages: int = 1
-    """Pipeline stages of the target; the last one drafts."""
+    """Number of pipeline stages of the target; the last stage drafts."""
 
     @property
     def draft(self) -> DraftConfig:
@@ -91,7 +91,7 @@ class DraftRequest:
 
     @property
     def overhead(self) -> timing.HostOverhead:
-        """Host time per step and pass: as the scenario says, else as the method costs in this engine."""
+        """Host time per step and pass: from the scenario, else the default of the method in this engine."""
         draft, known = self.draft, self.measured
         step_s = _given(draft.step_s, known.step_s)
         per_sequence_s = _given(draft.per_sequence_s, known.per_sequence_s)
@@ -112,17 +112,17 @@ class DraftRequest:
     def sequential(
         self, deployment: timing.Deployment, weights: float, kv: float, **more: Any
     ) -> timing.SequentialDrafter:
-        """A drafter of the method's depth and widths; ``more`` are further fields of it."""
+        """Sequential drafter with the method's depth and widths; ``more`` are further fields of the drafter."""
         timer, proposal = timing.step_timer(deployment, self.max_pass_tokens), self.proposal
         return timing.SequentialDrafter(timer, proposal.depth, proposal.pass_widths, weights, kv, self.overhead, **more)
 
     def seen(self, architecture: Architecture) -> Architecture:
-        """The drafter's model as its attention sees the context: all of it, or a sliding window."""
+        """The drafter's model, with sliding-window attention if it was trained for a window."""
         window = self.draft.trained_window if self.draft.windowed else None
         return architecture if window is None else _windowed(architecture, window)
 
     def deployment(self, architecture: Architecture, dtypes: dict[str, str]) -> timing.Deployment:
-        """A drafter's model on the chips that the scenario gives it."""
+        """Deployment of a drafter's model on its chips: the scenario's drafter chips, or the target's."""
         draft, target = self.draft, self.target
         architecture = self.seen(architecture)
         chips = draft.tensor_parallel or (target.tensor_parallel if draft.chip is None else 1)
@@ -137,8 +137,8 @@ class DraftRequest:
 
     @property
     def embedding_bytes(self) -> float:
-        """Bytes on one chip of the embedding that a head on the last pipeline stage loads for itself. The target's is
-        on the first stage; 0 where both share it.
+        """Bytes on one chip of the embedding copy that a head on the last pipeline stage needs. The target's embedding
+        is on the first stage; 0 if both share one stage.
 
         Source: vllm-project/vllm#50514 (vLLM 0.28), sgl-project/sglang#39643.
         """
@@ -153,12 +153,12 @@ class DraftRequest:
 
     @property
     def max_pass_tokens(self) -> int:
-        """Maximum tokens of one draft pass: the step's own, or a layer of every sequence's tree."""
+        """Maximum tokens of one draft pass: the tokens of a step, or one tree layer of every sequence."""
         return max(self.max_num_batched_tokens, self.max_num_seqs * max(self.proposal.pass_widths, default=1))
 
 
 def method_overhead(framework: str, method: str) -> DraftOverhead:
-    """Host times of a method, measured in that engine or another one, else those of a similar method."""
+    """Host times of a method, measured in this engine or another engine; else those of a similar method."""
     return timing.load_draft_overhead(framework, METHODS[method].times_of or method)
 
 
@@ -207,8 +207,8 @@ def drafting_rule(
         config: speculation section of the scenario.
         timer: prices of the target and the drafter.
         make_policy: makes a custom policy in place of the one that the scenario names.
-        seed: of what a policy draws.
-        interpreted: whether the policies of the interpreted engine are meant.
+        seed: seed of a policy's random draws.
+        interpreted: whether to use the policies of the interpreted engine.
     """
     policy, most = named(config.policy), config.depth
     if policy.name == CONFIDENCE_BUDGET and make_policy is None:
@@ -239,19 +239,19 @@ def drafting_rule(
 
 
 def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]) -> StepSeconds:
-    """Function for policies: seconds of a step with up to ``most`` draft tokens.
+    """Function that policies use for the seconds of a step with up to ``most`` draft tokens.
 
     Args:
         timer: prices of the target and the drafter.
-        most: draft tokens of a full proposal.
-        price: ``timer.seconds``, or what repeats it.
+        most: number of draft tokens of a full proposal.
+        price: ``timer.seconds``, or an equivalent function.
     """
     none = (0,) * len(timer.windows)
 
     @lru_cache(maxsize=PRICED_STEPS)
     def step_seconds(seqs: int, tokens: int, context: int, prompt: int = 0) -> float:
-        """Seconds of a step in which each sequence verifies and drafts ``tokens`` tokens, with prompt tokens. Seconds
-        of several steps if one step cannot hold all tokens."""
+        """Seconds of a step in which each sequence verifies and drafts ``tokens`` tokens, with prompt tokens. If one
+        step cannot process all tokens, seconds of several steps."""
         held = timer.target.max_tokens // (tokens + 1)
         if held < seqs:
             return step_seconds(held, tokens, context) * seqs / held
@@ -267,7 +267,7 @@ def step_prices(timer: timing.ModelTimer, most: int, price: Callable[..., float]
 
 
 def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: int) -> float:
-    """Speed with drafts over plain steps: ``(1 + accepted drafts) * plain step / (drafting + verification)``."""
+    """Speed with drafts relative to plain steps: ``(1 + accepted drafts) * plain step / (drafting + verification)``."""
     timer, windows = pool.timer, pool.timer.windows
     assert isinstance(timer, timing.ModelTimer)
     plain_s = float(replace(timer, drafter=None).seconds(timing.decode_step(windows, batch, 1, context)))
@@ -276,26 +276,26 @@ def drafting_gain(pool: Pool, config: SpeculationConfig, batch: int, context: in
 
 
 def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:
-    """Policy of full drafts, for drafters that cannot recover skipped tokens or compute them later."""
+    """Policy of full drafts, for drafters that compute skipped tokens later or (``starved``) never recover them."""
     always = BatchTable((config.depth,))
     return DraftingRule(lambda: always, config.depth, recovery_tokens=RECOVERY_TOKENS if starved else 0)
 
 
 def trims(config: SpeculationConfig | None) -> bool:
-    """True if a step verifies only some draft tokens: the most valuable ones, or the ones that a grammar forces."""
+    """True if a step verifies only some draft tokens: the most valuable tokens, or the tokens that a grammar forces."""
     return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
 
 
 def verify_budget(
     config: SpeculationConfig, timer: timing.ModelTimer, rates: FloatArray, most_seqs: int
 ) -> VerifyBudget | None:
-    """The rule by which a step verifies some of the draft tokens; None if it verifies all.
+    """Rule that selects the draft tokens that a step verifies; None if a step verifies all.
 
     Args:
         config: speculation section of the scenario.
         timer: prices of the target and the drafter.
-        rates: chance that at least i tokens are accepted, by class of draft.
-        most_seqs: most sequences of a step.
+        rates: probability that at least i tokens are accepted, by class of draft.
+        most_seqs: maximum number of sequences of a step.
     """
     policy, each = named(config.policy), config.depth + 1
     if not trims(config):
@@ -304,7 +304,7 @@ def verify_budget(
     most_seqs = min(most_seqs, target.max_tokens // each)
 
     def verify(seqs: Any, tokens: Any) -> timing.StepWork[Any]:
-        """Steps that verify equal numbers of tokens per sequence."""
+        """Work of steps that verify equal numbers of tokens per sequence."""
         longest = -(-tokens // np.maximum(1, seqs))
         kept = tuple(PROFILED_CONTEXT if w is None else min(PROFILED_CONTEXT, w - 1) for w in windows)
         keys = tuple(seqs * one + tokens for one in kept)
@@ -356,14 +356,14 @@ def adjusted_drafter(config: SpeculationConfig, drafter: timing.Drafter, framewo
 
 
 def chain_behind(config: SpeculationConfig) -> ThresholdChain:
-    """The scenario's chain under its confidence threshold, or as it is without one."""
+    """The scenario's chain with its confidence threshold applied; unchanged without a threshold."""
     policy = named(config.policy)
     threshold = 0.0 if policy.name != CONFIDENCE_THRESHOLD else policy.confidence_threshold or DEFAULT_THRESHOLD
     return threshold_chain(conditional_rates(draft_survival(config).tolist()), threshold)
 
 
 def verified_survival(config: SpeculationConfig) -> FloatArray:
-    """Chance that at least 1, 2, ... of the tokens that are verified are accepted."""
+    """Probability that at least 1, 2, ... of the verified draft tokens are accepted."""
     if named(config.policy).name != CONFIDENCE_THRESHOLD:
         return draft_survival(config)
     survival: FloatArray = np.cumprod(chain_behind(config).kept, dtype=np.float64)
@@ -398,7 +398,7 @@ def _windowed(architecture: Architecture, kv_tokens: int) -> Architecture:
 
 
 def lookup(request: DraftRequest) -> timing.Drafter:
-    """N-gram or suffix look-up on the host."""
+    """Build an n-gram or suffix look-up on the host."""
     draft, known = request.draft, request.measured
     return timing.HostDrafter(
         _given(draft.step_s, known.step_s),
@@ -415,7 +415,7 @@ def medusa(request: DraftRequest) -> timing.Drafter:
 
 
 def mtp(request: DraftRequest) -> timing.Drafter:
-    """The target's own multi-token-prediction module, run for every depth, or one module per depth."""
+    """Build a drafter from the target's multi-token-prediction module, run for every depth, or one module per depth."""
     target, draft = request.target, request.draft
     architecture = request.seen(mtp_architecture(target.architecture))
     dtypes = dict(target.weight_dtypes)
@@ -432,7 +432,7 @@ def mtp(request: DraftRequest) -> timing.Drafter:
 
 
 def trained_head(request: DraftRequest) -> timing.Drafter:
-    """EAGLE, EAGLE-2, EAGLE-3: depth by depth; a parallel drafter: all K tokens in one pass."""
+    """Build a trained head: EAGLE, EAGLE-2, EAGLE-3 (depth by depth), or a parallel drafter (one pass)."""
     draft, target, proposal, sizes = request.draft, request.target, request.proposal, _head_sizes(request)
     head = HEADS[request.config.method](target.architecture, sizes)
     dtypes = timing.resolve_weight_dtypes(head.architecture, draft.weights_dtype)
@@ -474,13 +474,13 @@ BUILDERS: dict[str, Callable[[DraftRequest], timing.Drafter]] = {
     "mtp": mtp,
     "grammar": lambda request: timing.HostDrafter(request.overhead.step_s, request.overhead.per_sequence_s),
 }
-"""Function that builds the drafter, by method; the methods not listed are trained heads."""
+"""Function that builds the drafter, by method; methods that are not listed are trained heads."""
 
 
 def placed(
     request: DraftRequest, drafter: timing.SequentialDrafter | timing.ParallelDrafter, hidden_states: int
 ) -> timing.Drafter:
-    """The drafter where the scenario puts it: on the target's chips, or on its own over a link."""
+    """Place a drafter as in the scenario: on the target's chips, or on separate chips behind a link."""
     draft, target = request.draft, request.target
     if draft.chip is None:
         return drafter
@@ -491,7 +491,7 @@ def placed(
 
 
 def _head_sizes(request: DraftRequest) -> HeadSizes:
-    """Draft-head sizes from the scenario or the public head that it names; missing sizes follow from the target."""
+    """Draft-head sizes from the scenario or its public head; missing sizes are derived from the target."""
     draft = request.draft
     method, architecture = request.config.method, request.target.architecture
     if draft.model is not None:

@@ -1,4 +1,4 @@
-"""Engine defaults that a scenario leaves open: limits, batching rule, formats."""
+"""Engine defaults for fields that a scenario does not set: limits, batching rule, formats."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from simulator.timing import HardwareConfig, load_framework
 from simulator.timing.framework import engine_defaults
 
 STATES_SHARE = 0.25
-"""Share of the chips' memory that recurrent states take at most by default (assumed)."""
+"""Default maximum share of the chips' memory for recurrent states (assumed)."""
 LEAST_SEQS: int = EngineConfig.model_fields["max_num_seqs"].default
 FRAMEWORKS = {"tenstorrent": "tt-metal"}
-"""Engine of the chips of a vendor that no other engine serves."""
+"""Engine by chip vendor, for vendors whose chips only one engine supports."""
 
 
 def with_defaults(
     engine: EngineConfig, hardware: HardwareConfig, model: str | dict[str, Any], speculation: SpeculationConfig | None
 ) -> EngineConfig:
-    """The section with the framework of the chip, and the framework's own values, in fields that are not set.
+    """Fill unset fields of the section with the chip's framework and that framework's default values.
 
-    Fields that count as set stay the same, so that a copy with another chip gets that chip's defaults.
+    The set of explicitly set fields is unchanged, so that a copy with a different chip gets that chip's defaults.
     """
     known = chosen_fields(engine)
     framework, chip = engine.framework, None
@@ -63,10 +63,10 @@ def with_defaults(
 
 
 def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: int) -> float:
-    """Share of a chip's memory that SGLang gives weights and KV, by the prompt tokens of a step.
+    """Share of a chip's memory that SGLang uses for weights and KV, depending on the prompt tokens of a step.
 
-    Source: SGLang 0.5, ``_handle_gpu_memory_settings`` of ``server_args.py``: MiB kept for a step's prompts, captured
-        graphs and their padding in each attention group, rounded to a share of three decimals.
+    Source: SGLang 0.5, ``_handle_gpu_memory_settings`` of ``server_args.py``: MiB reserved for a step's prompts,
+        captured graphs and their padding in each attention group, rounded to a share of three decimals.
     """
     capacity_gib, groups = chip.memory.capacity_bytes / 2**30, hardware.attention_data_parallel
     chips = hardware.chips_per_stage * hardware.pipeline_parallel
@@ -79,8 +79,8 @@ def sglang_share(framework: str, chip: Chip, hardware: HardwareConfig, tokens: i
 
 
 def state_bytes(model: str | dict[str, Any], speculation: SpeculationConfig | None) -> float:
-    """Bytes that each sequence keeps in addition to KV: recurrent states, one more for each draft token. Infinite if
-    the drafter has a fixed-size cache per sequence; 0 for an unknown model."""
+    """Bytes per sequence in addition to KV: recurrent states, one more for each draft token. Infinite if the drafter
+    has a fixed-size cache per sequence; 0 for an unknown model."""
     drafts = speculation if speculation is not None and speculation.method != "none" else None
     if drafts is not None and drafts.draft is not None and drafts.draft.kv_tokens is not None:
         return inf
@@ -91,18 +91,18 @@ def state_bytes(model: str | dict[str, Any], speculation: SpeculationConfig | No
 
 
 def chosen_fields(section: BaseModel) -> set[str]:
-    """Names of the fields that a scenario gives a value; null leaves a field to the engine."""
+    """Names of the fields that a scenario sets; a null field counts as not set."""
     return {name for name in section.model_fields_set if getattr(section, name) is not None}
 
 
 def replaced_scheduler(engine: EngineConfig) -> str | None:
-    """The framework's own scheduler if another one replaces it without the scenario's choice; else None."""
+    """The framework's own scheduler if a different scheduler replaces it by default; else None."""
     own: str = engine_defaults(engine.framework).get("scheduler", engine.scheduler)
     return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
 
 
 def default_formats(engine: EngineConfig, model: str | dict[str, Any]) -> dict[str, Any]:
-    """Formats of weights and KV cache in which an engine stores them where a scenario names none.
+    """Formats in which an engine stores weights and KV cache if a scenario does not set them.
 
     Source: vLLM 0.11 ``attention/layer.py``, SGLang 0.5 ``configure_kv_cache_dtype``: a KV cache is in the format of
         the checkpoint's scales, if it has any.

@@ -1,7 +1,7 @@
 """Invariants of every finished run: speed of light, conservation, order in time, capacity, Little's law.
 
 Steps are checked one by one as they are priced, before rows are merged; the whole run is checked by sums at its end. A
-broken invariant is a fault of the simulator, never of its input.
+broken invariant is an error in the simulator, never in its input.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 TIME_TOLERANCE_S = 1e-9
-"""Sums of seconds over long runs may differ by rounding."""
+"""Tolerance in seconds for the rounding of sums over long runs."""
 PARTS_TOLERANCE = 1e-6
 """Share by which a step may differ from the sum of its parts, by rounding."""
 SOL_TOLERANCE = 0.01
-"""Share by which a step may seem faster than its work allows: decode attention is interpolated between contexts."""
+"""Share by which a step may be faster than its lower bound, because decode attention is interpolated."""
 
 
 class PoolSteps(NamedTuple):
-    """Some engine steps of one pool."""
+    """A subset of the engine steps of one pool."""
 
     pool: PoolBuild
     rows: IntArray
-    """Indices of these steps among all steps of the run."""
+    """Row indices of these steps among all steps of the run."""
     alone: bool
     steps: StepRecords
 
     def name(self, row: int) -> str:
-        """A step in words, by its number among all steps."""
+        """Name of a step for messages, with its number among all steps."""
         return f"step {self.rows[row]}{'' if self.alone else f' of pool {self.pool.name}'}"
 
 
@@ -62,10 +62,10 @@ class StepAudit:
         """Pool name -> first step that reads more keys than the KV blocks hold; an error unless blocks are shared."""
         self._seen = 0
         self._staged: dict[str, FloatArray] = {}
-        """Minimum seconds that all steps of each pipelined replica need, by the bounding resource."""
+        """Minimum total seconds of all steps of each pipelined replica, by limiting resource."""
 
     def take(self, steps: StepRecords) -> None:
-        """Check further steps; those of one replica must be in chronological order."""
+        """Check further steps; the steps of each replica must be in chronological order."""
         if not len(steps):
             return
         count = len(self.totals.seconds)
@@ -104,7 +104,7 @@ class StepAudit:
         self.problems += problems if not self.problems else ()
 
     def overlapping(self) -> Iterator[str]:
-        """Replicas whose batches in flight together beat the speed of light."""
+        """Problems of pipelined replicas whose batches in total are faster than the speed of light."""
         taken_s = self.totals.end_s - self.totals.first_s
         for what, needed in self._staged.items():
             for replica in np.flatnonzero(needed > 0.0):
@@ -126,18 +126,18 @@ class FinishedRun:
     offered: int
     max_concurrency: int | None
     restarts: IntArray
-    """Times that each request started again because its replica failed."""
+    """Number of restarts of each request because its replica failed."""
     prompt_replica: IntArray
-    """Replica that computed each prompt first."""
+    """Replica that first computed each prompt."""
     transfers: int
-    """Prompts whose KV went to another replica."""
+    """Number of prompts whose KV was transferred to another replica."""
     blocks_left: int
-    """KV blocks that requests still held after the last of them had ended, all replicas together."""
+    """KV blocks still allocated after the last request has ended, over all replicas."""
     refused: int
     stage_busy_s: float = 0.0
-    """Seconds that pipeline stages worked, over all stages."""
+    """Busy seconds of pipeline stages, summed over all stages."""
     stage_open_s: float = 0.0
-    """Seconds of all pipeline stages while any batch was in flight."""
+    """Seconds with any batch in flight, summed over all pipeline stages."""
 
     @classmethod
     def of(
@@ -148,7 +148,7 @@ class FinishedRun:
         steps: StepAudit,
         speculation: SpeculationCounters | None,
     ) -> FinishedRun:
-        """Log and records of a run, combined."""
+        """Combine log and records of a run."""
         counters = ("transfers", "blocks_left", "stage_busy_s", "stage_open_s")
         return cls(
             pools=pools,
@@ -188,7 +188,7 @@ class FinishedRun:
 
 
 def broken(outcome: FinishedRun) -> str | None:
-    """The first invariant that a finished run breaks, with the place and the numbers; None if it keeps all."""
+    """First broken invariant of a finished run, with place and numbers; None if all invariants hold."""
     for invariant in INVARIANTS:
         for problem in invariant(outcome):
             return problem
@@ -196,8 +196,8 @@ def broken(outcome: FinishedRun) -> str | None:
 
 
 def request_times(outcome: FinishedRun) -> Iterator[str]:
-    """Every request offered ends once, finished or refused, at a replica that can end it. A request that starts again
-    after a failure may have its last token from its second prompt."""
+    """Every request ends once, finished or refused, at a replica that can finish it. A request that restarts after a
+    failure may get its last token from its second prompt."""
     records, done = outcome.requests, np.isfinite(outcome.requests.finished_s)
     if len(records) != outcome.offered:
         yield f"{outcome.offered} requests were offered, there are records of {len(records)}"
@@ -217,7 +217,7 @@ def request_times(outcome: FinishedRun) -> Iterator[str]:
 
 
 def order(outcome: FinishedRun) -> Iterator[str]:
-    """A request arrives, is scheduled, has its first token and then its last, in this order."""
+    """Times of a request are ordered: arrival, scheduling, first token, last token."""
     records = outcome.requests
     done = np.isfinite(records.finished_s)
     for earlier, later in pairwise(("arrival_s", "scheduled_s", "first_token_s", "finished_s")):
@@ -227,9 +227,9 @@ def order(outcome: FinishedRun) -> Iterator[str]:
 
 
 def first_come(outcome: FinishedRun) -> Iterator[str]:
-    """Under a first-come rule, requests reach the batch of a replica in the order of their arrival. Excluded: requests
-    that were preempted or lost their replica, which came twice, and those that several workers handed over. Attention
-    groups have a queue each."""
+    """Under a first-come rule, requests reach the batch of a replica in the order of their arrival. Excluded are
+    requests that were preempted or lost their replica (they joined twice), and requests from several prefill workers.
+    Each attention group has a queue."""
     records, steady = outcome.requests, outcome.undisturbed
     for pool, first in outcome.replicas_of():
         if not pool.rules.first_come or pool.role == "decode" or pool.limits.groups > 1:
@@ -243,10 +243,10 @@ def first_come(outcome: FinishedRun) -> Iterator[str]:
 
 
 def little(outcome: FinishedRun) -> Iterator[str]:
-    """The engines hold no more requests over time than are in the system over time. A closed loop of N holds at most N
-    on average (throughput times mean latency <= N) and at every moment.
+    """Time-integrated requests in the engines are at most time-integrated requests in the system. A closed loop of N
+    has at most N requests on average (throughput times mean latency <= N) and at every moment.
 
-    Steps of a pipeline overlap with the batches before them and are left out.
+    Pipelined steps, which overlap with earlier batches, are not checked.
 
     Source: J. D. C. Little, "A proof for the queuing formula L = lambda W", Operations Research 9(3) (1961).
     """
@@ -274,7 +274,7 @@ def little(outcome: FinishedRun) -> Iterator[str]:
 
 
 def transfers(outcome: FinishedRun) -> Iterator[str]:
-    """Each prompt that is answered by another replica was sent there, once unless something failed."""
+    """Each prompt that another replica answers was transferred to it, exactly once unless a replica failed."""
     if all(pool.role != "prefill" for pool in outcome.pools):
         return
     moved_prompt = outcome.prompt_replica != outcome.requests.replica
@@ -284,8 +284,8 @@ def transfers(outcome: FinishedRun) -> Iterator[str]:
 
 
 def token_counts(outcome: FinishedRun) -> Iterator[str]:
-    """Steps hand out exactly the tokens that requests receive, and compute each prompt token that was not cached. Each
-    is computed once, and at most once more at the end of each prompt whose KV was transferred."""
+    """Steps deliver exactly the tokens that requests receive, and compute each uncached prompt token. Each prompt token
+    is computed once; the last token of a prompt whose KV was transferred at most once more."""
     records, totals, done = outcome.requests, outcome.steps.totals, outcome.done
     handed, received = int(totals.output_tokens.sum()), int(records.output_tokens[done].sum())
     if handed != received:
@@ -306,8 +306,8 @@ def token_counts(outcome: FinishedRun) -> Iterator[str]:
 
 
 def draft_counts(outcome: FinishedRun) -> Iterator[str]:
-    """Accepted draft tokens never exceed drafted ones or those of the position before; each verify step yields a
-    token."""
+    """Accepted draft tokens never exceed drafted tokens or accepted tokens of the previous position; each verify step
+    yields a token."""
     counters, records = outcome.speculation, outcome.requests
     if counters is None:
         return
@@ -331,7 +331,7 @@ def draft_counts(outcome: FinishedRun) -> Iterator[str]:
 
 
 def step_problems(outcome: FinishedRun) -> Iterator[str]:
-    """Problems of single steps, collected while the steps were audited."""
+    """Problems of single steps, collected by ``StepAudit``."""
     yield from outcome.steps.problems
     # Requests record what was cached when they were first admitted. Resumed and restarted ones may share more blocks.
     records = outcome.requests
@@ -347,7 +347,7 @@ def blocks(outcome: FinishedRun) -> Iterator[str]:
 
 
 def busy_time(outcome: FinishedRun) -> Iterator[str]:
-    """No replica, and no pipeline stage, works longer than the run lasts."""
+    """No replica and no pipeline stage is busy for longer than the run's duration."""
     elapsed_s, busy = outcome.elapsed_s, outcome.steps.totals.seconds
     replica = int(np.argmax(busy))
     if not busy[replica] <= elapsed_s * (1.0 + 1e-9) + TIME_TOLERANCE_S:
@@ -357,7 +357,7 @@ def busy_time(outcome: FinishedRun) -> Iterator[str]:
 
 
 def peak_utilisation(outcome: FinishedRun) -> Iterator[str]:
-    """All steps of a pool together do no more than its chips could in the time that the run lasts."""
+    """Total work of a pool's steps is at most its chips' peak times the duration of the run."""
     elapsed_s = outcome.elapsed_s
     for pool, first in outcome.replicas_of():
         totals = outcome.steps.totals.of_replicas(first, pool.replicas)
@@ -385,7 +385,7 @@ INVARIANTS = (
 
 
 def step_tokens(part: PoolSteps) -> Iterator[str]:
-    """No step hands out more tokens than it computed."""
+    """No step delivers more tokens than it computed."""
     rows = part.steps
     most = rows.prefill_seqs + rows.decode_seqs * rows.query_len * rows.steps
     for row in _first((rows.output_tokens > most) | (rows.output_tokens < 0)):
@@ -430,7 +430,7 @@ def speed_of_light(part: PoolSteps) -> Iterator[str]:
 
 
 def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
-    """Lower bound of each step's seconds: FLOPs at the fastest dense dtype, bytes, and each kernel at its own peak."""
+    """Lower bounds of each step's seconds: FLOPs at the fastest dense dtype, bytes, and each kernel at its own peak."""
     pool, rows = part.pool, part.steps
     peak, bandwidth = _limits(pool)
     chips = f"of {pool.chips} x {pool.chip.name}"
@@ -441,7 +441,7 @@ def least_seconds(part: PoolSteps) -> Iterator[tuple[str, FloatArray]]:
 
 
 def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
-    """Steps of one replica do not overlap; ``end_s`` is that of the latest step of each replica before these."""
+    """Steps of one replica do not overlap; ``end_s`` is the end of the latest earlier step of each replica."""
     by_replica = np.argsort(rows.replica, kind="stable") if rows.replica.max() else slice(None)
     replica, start, end = rows.replica[by_replica], rows.start_s[by_replica], (rows.start_s + rows.seconds)[by_replica]
     before = np.where(np.append(True, replica[1:] != replica[:-1]), end_s[replica], np.append(0.0, end[:-1]))
@@ -451,8 +451,8 @@ def one_step_at_a_time(rows: StepRecords, end_s: FloatArray) -> Iterator[str]:
 
 
 def _limits(pool: PoolBuild) -> tuple[float, float]:
-    """Dense FLOP/s in the fastest dtype, and bytes per second, of a replica. Of different devices that run one after
-    the other (``hardware.layers_on``), the fastest counts."""
+    """Dense FLOP/s in the fastest dtype, and bytes per second, of a replica. If different devices run one after the
+    other (``hardware.layers_on``), the fastest device counts."""
     chips = (pool.chip, *pool.other_chips)
     peaks = [max(chip.compute.dense_flops_per_s.values()) for chip in chips]
     return pool.chips * max(peaks), pool.chips * max(chip.memory.bandwidth_bytes_per_s for chip in chips)

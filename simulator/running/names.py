@@ -1,4 +1,4 @@
-"""Names that a scenario takes from catalogues and files, looked up before anything is run."""
+"""Check of a scenario's names in catalogues and files, before a run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FORMAT_FIELDS = ("weights_dtype", "weights_dtype.*", "kv_cache_dtype", "speculat
 
 
 def places(data: Any, fields: Sequence[str]) -> Iterator[tuple[Any, Any, str]]:
-    """Each text of plain data under dotted fields, as its mapping or list, its place there, and its field; ``*`` stands
-    for every entry."""
+    """Texts of plain data at dotted fields, as (container, key, field); ``*`` in a field matches every entry of a list
+    or mapping."""
     for field in fields:
         holders: list[tuple[Any, str]] = [(data, "")]
         *parents, last = field.split(".")
@@ -46,7 +46,7 @@ def _keys(holder: Any, name: str) -> list[Any]:
 
 
 def catalogue_words(data: Any) -> tuple[Any, dict[str, str]]:
-    """Plain data with other tools' chips and formats in the catalogue's words, and by field a note on each."""
+    """Replace other tools' names of chips and formats by catalogue names; also returns a note by field."""
     notes: dict[str, str] = {}
     for fields, read in ((CHIP_FIELDS, _chip), (FORMAT_FIELDS, _format)):
         for holder, key, field in list(places(data, fields)):
@@ -71,11 +71,11 @@ def _format(text: str) -> str | None:
 def check_names(scenario: Scenario, files: bool = True) -> None:
     """Look up chips, links, models, dtypes, frameworks and traces by the names that a scenario gives.
 
-    Whether they go together, and fit, is checked when the scenario is built.
+    Compatibility and memory are checked when the scenario is built.
 
     Args:
         scenario: the scenario.
-        files: look up files too; a scenario may be built before its files exist.
+        files: whether to look up files too; a scenario may be created before its files exist.
     """
     for field, look_up, name in _names(scenario):
         if not files and (isinstance(name, Mapping) or _is_file(field, str(name))):
@@ -88,7 +88,7 @@ def check_names(scenario: Scenario, files: bool = True) -> None:
 
 
 def _is_file(field: str, name: str) -> bool:
-    """True if a name is that of a file, present or not."""
+    """True if a name denotes a file, existing or not."""
     try:
         suffix = Path(name).suffix.lower()
         there = Path(name).is_file() or (field.endswith("model") and name != "" and Path(name).is_dir())
@@ -98,7 +98,7 @@ def _is_file(field: str, name: str) -> bool:
 
 
 def file_fields(data: Any) -> Iterator[tuple[Any, Any, Path]]:
-    """Every text of plain data that names an existing file: its mapping or list, its place there, and the path."""
+    """Texts of plain data that name an existing file, as (container, key, path)."""
     entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
     for place, value in entries:
         if not isinstance(value, str):

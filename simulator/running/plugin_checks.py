@@ -29,7 +29,7 @@ Entry = TypeVar("Entry")
 NAME = "checked-plug-in"
 TOKEN_COLUMNS = ("input_tokens", "output_tokens")
 MOST_PLANS = 5_000
-"""Steps after which a scheduler counts as stuck; the check scenarios take some hundreds."""
+"""Number of steps after which a scheduler counts as stuck; the check scenarios need some hundreds."""
 REQUESTS = 24
 BURST = {
     "arrivals": {"process": "burst"},
@@ -46,7 +46,7 @@ SCHEDULED: Mapping[str, dict[str, Any]] = {
     "few KV blocks": {"workload": BURST, "engine": ENGINE | {"num_kv_blocks": 40}},
     "a small token budget": {"workload": BURST, "engine": ENGINE | {"max_num_batched_tokens": 64}},
 }
-"""Scenarios of one replica by their name in messages; the last is for schedulers that cut prompts."""
+"""Scenarios of one replica by their name in messages; the last scenario is for schedulers that cut prompts."""
 FAILING = {"events": [{"replica": 1, "at_s": 0.02, "down_s": 0.2}, {"replica": 0, "at_s": 0.05, "down_s": 0.1}]}
 ALL_FAILING = {"events": [{"replica": number, "at_s": 0.02, "down_s": 0.05} for number in range(3)]}
 ROUTED: Mapping[str, dict[str, Any]] = {
@@ -62,18 +62,17 @@ ROUTED: Mapping[str, dict[str, Any]] = {
 
 
 def check_scheduler(make: type[engine.Scheduler], **facts: Any) -> None:
-    """Check a batching rule on small workloads: a burst, arrivals, one place, few KV blocks, a small token budget.
+    """Check a batching rule on small workloads: a burst, arrivals, one batch slot, few KV blocks, a small token budget.
 
-    Checked are: that every request is in one place and none is lost, that KV blocks have one owner and are given back,
-    that batch, blocks and tokens of a step stay within their limits, that requests end, that two runs are equal, and
-    the invariants of every run.
+    The checks: every request is in exactly one queue or batch; KV blocks have one owner and are freed; batch, blocks
+    and tokens of a step are within their limits; requests end; two runs are equal; every run satisfies its invariants.
 
     Args:
-        make: class that builds on one of ``simulator.serving.engine``.
-        facts: as of :func:`forerun.register.scheduler`.
+        make: subclass of a scheduler in ``simulator.serving.engine``.
+        facts: as in :func:`forerun.register.scheduler`.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line.
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
     """
     known = SchedulerFacts(make, **facts)
     name = make.__name__
@@ -109,7 +108,7 @@ def check_scheduler(make: type[engine.Scheduler], **facts: Any) -> None:
 
 
 def _plan_problems(scheduler: Any, plan: Any, facts: SchedulerFacts) -> Iterator[str]:
-    """Rules that the state of a scheduler breaks after it has planned a step."""
+    """Messages about rules that a scheduler's state breaks after it has planned a step."""
     limits, sequences = scheduler.limits, scheduler.everything()
     places = [sequence.index for sequence in sequences]
     for index in scheduler.requests.keys() - set(places):
@@ -187,16 +186,16 @@ class _WatchedAdmission:
 
 
 def check_router(make: Callable[[RouterConfig, RunLog], Policy]) -> None:
-    """Check a routing policy on three replicas: full ones, failing ones, none that is up.
+    """Check a routing policy on three replicas: full replicas, failing replicas, no replica up.
 
-    Checked are: that it chooses one of the replicas that it is offered, which leaves out failed ones, that it changes
-    no list, that requests end, that two runs are equal, and the invariants of every run.
+    The checks: it chooses one of the offered replicas, which exclude failed ones; it changes no list; requests end; two
+    runs are equal; every run satisfies its invariants.
 
     Args:
         make: class that is built from the router's settings and the run's log.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line.
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
     """
 
     def watched(config: RouterConfig, log: RunLog) -> Policy:
@@ -208,16 +207,16 @@ def check_router(make: Callable[[RouterConfig, RunLog], Policy]) -> None:
 
 
 def check_admission(make: Callable[[RouterConfig], Admission]) -> None:
-    """Check an admission rule on three replicas: full ones, failing ones, none that is up.
+    """Check an admission rule on three replicas: full replicas, failing replicas, no replica up.
 
-    The checks: it returns only replicas that it was given, each once; every refusal has a reason; nothing waits for
-    ever; two runs are equal; every run keeps its invariants.
+    The checks: it returns only offered replicas, each once; every refusal has a reason; no request waits for ever; two
+    runs are equal; every run satisfies its invariants.
 
     Args:
         make: class that is built from the router's settings.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line.
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
     """
 
     def watched(config: RouterConfig) -> Admission:
@@ -231,15 +230,15 @@ def check_admission(make: Callable[[RouterConfig], Admission]) -> None:
 def check_reader(read: Callable[[Path], Iterable[Mapping[str, Any]]], file: str | Path) -> None:
     """Check a reader of request traces on a file of its format.
 
-    Checked are: that it yields mappings with the canonical columns, that times are finite, not negative and ascend,
-    that token counts are whole numbers from 1, and that the file reads the same twice.
+    The checks: it yields mappings with the canonical columns; times are finite, not negative and ascending; token
+    counts are integers from 1; two reads of the file are equal.
 
     Args:
         read: function that yields a mapping for each request of a file.
-        file: a sample of the format with two requests or more.
+        file: a sample file of the format with two requests or more.
 
     Raises:
-        ForerunError: the first rule that is broken, in one line, with the number of the request.
+        ForerunError: a rule is broken; one line about the first broken rule, with the number of the request.
     """
     name = _name_of(read)
     rows = _requests_of(name, read, Path(file))
@@ -299,7 +298,7 @@ def _check_runs(
     """Run a scenario twice with a registry entry; raise if a run fails or the two differ.
 
     Args:
-        name: of the plug-in, for messages.
+        name: name of the plug-in, for messages.
         words: description of the scenario, for messages.
         registered: the registry.
         entry: the plug-in as an entry of the registry.
@@ -326,7 +325,7 @@ def _check_runs(
 
 @contextmanager
 def _entry(registered: MutableMapping[str, Entry], entry: Entry) -> Iterator[None]:
-    """Let scenarios name an entry of a registry for a while."""
+    """Context manager that adds an entry to a registry temporarily."""
     registered[NAME] = entry
     try:
         yield

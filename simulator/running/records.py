@@ -1,4 +1,4 @@
-"""Records of a finished run, from which its metrics, document and tables derive, and how its log becomes them."""
+"""Records of a finished run, the source of its metrics, document and tables, and their computation from the log."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ class ErrorSource(TypedDict):
     family: str
     """Sources of one family have ``ALIKE`` of their variance in common."""
     draws: str
-    """Name of its random draws. Kernels of one chip under two names, or of a chip and another that extends it, have
-    the same draws: what one is off by, the other is too."""
+    """Name of the source's random draws. Kernels of one chip under two names, or of a chip and a chip that extends it,
+    share their draws, because their errors are equal."""
     share: dict[str, float]
-    """Share of the seconds of each kind of step."""
+    """Share of the source in the seconds of each kind of step."""
     low: dict[str, float]
-    """Factor at the lower end of its 90 % interval, by kind of step."""
+    """Factor on the source at the lower end of its 90 % interval, by kind of step."""
     high: dict[str, float]
 
 
 class Axis(TypedDict):
-    """A direction of variation of step times, and the response of the run's figures."""
+    """A direction of variation of step times, and the response of the run's metrics."""
 
     name: str
     deviation: float
-    """Standard deviation along it, in logarithms."""
+    """Standard deviation along the direction, in logarithms."""
     direction: list[float]
-    """Unit vector over ``KINDS``; empty for what is no step's time."""
+    """Unit vector over ``KINDS``; empty for errors that are not in step times."""
     response: dict[str, list[float]]
-    """Logarithm of each figure's factor at both ends of the axis's 90 % interval. For measured runs also at the ends of
-    the middle half, in between."""
+    """Logarithm of each metric's factor at both ends of the axis's 90 % interval. For measured runs also, in between,
+    at the ends of the 50 % interval."""
 
 
 class ModelError(TypedDict):
@@ -76,13 +76,13 @@ class ModelError(TypedDict):
     sources: list[ErrorSource]
     axes: list[Axis]
     sampling: dict[str, float]
-    """Standard error of each figure over stretches of its requests, in logarithms."""
+    """Standard error of each metric from batch means over consecutive requests, in logarithms."""
     requests: int
-    """Number of requests that were served again for every direction."""
+    """Number of requests that were simulated again for every direction."""
     stratum: dict[str, str]
     """Evidence class of the run: ``layers``, ``build``, ``load``, ``chip``."""
     served: str
-    """Errors of the measured runs of its class, in a sentence."""
+    """Sentence about the errors of measured runs in the same evidence class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PoolFacts:
     role: Role
     replicas: int
     chips: int
-    """Chips of one replica."""
+    """Number of chips of one replica."""
     chip: Chip
     memory: MemoryPlan
     usd_per_chip_hour: float | None
@@ -116,7 +116,7 @@ class RunRecords(Result):
     requests: RequestRecords
     steps: StepRecords
     totals: StepTotals
-    """Sums over all engine steps, whichever rows were kept."""
+    """Sums over all engine steps, independent of the recorded rows."""
     gaps: GapCounts
     kv: KvCacheReport
     speculation: SpeculationCounters | None
@@ -124,19 +124,19 @@ class RunRecords(Result):
     basis: str
     """The weakest evidence level behind more than a twentieth of the device time."""
     evidence: Evidence
-    """``datasheet``, ``calibrated`` or ``extrapolated``: the weakest that the kernel times rest on."""
+    """Shares of device time by evidence level of the kernels."""
     notes: tuple[str, ...]
     chips: int
     pools: tuple[PoolFacts, ...]
-    """The kinds of replicas, in the order of their numbers."""
+    """Kinds of replicas, in the order of their replica numbers."""
     replicas: tuple[ReplicaUse, ...]
     """Usage of each replica."""
     transfers: TransferReport | None
-    """KV that moved between pools; None without disaggregated prefill and decode."""
+    """KV transfers between pools; None without disaggregated prefill and decode."""
     restarts: int
-    """Times that a request started again because its replica failed."""
+    """Number of restarts of requests because their replica failed."""
     spans: tuple[Span, ...] = ()
-    """KV transfers and failures, for the timeline."""
+    """Time spans of KV transfers and failures, for the timeline."""
     steps_kept: bool = True
     """True if ``steps`` has a row per engine step (or per few of them), not only sums over very many."""
     scaling: ScalingLog | None = None
@@ -144,13 +144,13 @@ class RunRecords(Result):
     tasks: dict[str, Any] | None = None
     """Tasks and guessed tool calls; None if no request waits for another."""
     detail: StepDetail | None = None
-    """Parts of its steps, for the timeline."""
+    """Parts of the run's steps, for the timeline; None if the run is too long."""
     model_error: ModelError | None = None
-    """Estimated error of its figures; None without ``intervals``."""
+    """Estimated model error of the run's metrics; None without ``intervals``."""
 
     @classmethod
     def of(cls, build: Build, log: RunLog, rows: StepRows, totals: StepTotals, began: tuple[float, float]) -> Self:
-        """Records of the run of a build that has just ended; ``began``: the ``clock`` at its start."""
+        """Collect the records of a run that has just ended; ``began`` is ``clock()`` at its start."""
         requests, evidence, pools = request_records(log), Evidence.of(totals), build.pools
         cpu_s, wall_s = (now - then for now, then in zip(clock(), began, strict=True))
         return cls(
@@ -182,7 +182,7 @@ class RunRecords(Result):
 
 
 def clock() -> tuple[float, float]:
-    """CPU seconds of this process and its ended child processes, and wall-clock seconds."""
+    """CPU seconds of this process and its ended child processes, and wall-clock time in seconds."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system, time.perf_counter()
 
@@ -196,7 +196,7 @@ def _beyond_fits(build: Build) -> Iterator[bool]:
 
 
 def request_records(log: RunLog) -> RequestRecords:
-    """One row per request."""
+    """Request records from a log, one row per request."""
     kinds: dict[str, Any] = dict.fromkeys(("arrival_s", "scheduled_s", "first_token_s", "finished_s"))
     kinds |= dict.fromkeys(
         ("replica", "preemptions", "cached_tokens", "drafts", "draft_tokens", "accepted_tokens"), np.int64
@@ -210,7 +210,7 @@ def request_records(log: RunLog) -> RequestRecords:
 
 
 def speculation_counters(log: RunLog, pool: PoolBuild) -> SpeculationCounters | None:
-    """Drafts, draft tokens and accepted tokens, over all requests; None if the pool does not draft."""
+    """Numbers of drafts, draft tokens and accepted tokens over all requests; None if the pool does not draft."""
     if pool.sampler is None:
         return None
     counts = log.accepted_counts
@@ -272,7 +272,7 @@ def _host_report(build: Build, log: RunLog, cached: bool, prompt_tokens: int) ->
 
 
 def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild], run_s: float) -> tuple[ReplicaUse, ...]:
-    """One row per replica: a prompt counts where it was computed first, a request where it was finished."""
+    """One row per replica; prompts count where they were first computed, requests where they finished."""
     pools = [pool for pool in kinds for _ in range(pool.replicas)]
     count = len(pools)
     prompt_by = np.asarray(log.prompt_replica)

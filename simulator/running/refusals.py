@@ -1,8 +1,8 @@
-"""Combinations of sections that a scenario may not have, in the order of the checks.
+"""Refusal of invalid combinations of a scenario's sections, in the order of the checks.
 
-:func:`check_sections` runs when a scenario is validated, :func:`refuse_unmodelled` before anything of a run is built,
-:func:`refuse_stream` before it starts; the ``check_*`` at the end are called with what a build has computed. A single
-section refuses its own values where it is declared.
+:func:`check_sections` runs when a scenario is validated, :func:`refuse_unmodelled` before a run is built,
+:func:`refuse_stream` before it starts; the ``check_*`` functions at the end are called with results of the build. A
+single section checks its own values in its class.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ScenarioFields(Protocol):
 
 
 def check_sections(scenario: ScenarioFields) -> None:
-    """Check what the sections of a scenario say of each other, pools with their overrides first."""
+    """Check the consistency of a scenario's sections, first for pools with their overrides."""
     _check_pools(scenario)
     _check_autoscaler(scenario)
     if scenario.pools is None:
@@ -144,14 +144,14 @@ def _check_autoscaler(scenario: ScenarioFields) -> None:
 
 
 def refuse_failures_and_pools(scenario: ScenarioFields) -> None:
-    """Refuse what a study of equal replicas that never fail leaves out."""
+    """Refuse failures and pools in studies that assume equal replicas without failures."""
     for name in ("pools", "faults"):
         if getattr(scenario, name) is not None:
             raise ForerunError(f"{name}: this looks at equal replicas that never fail; remove {name}")
 
 
 def refuse_unmodelled(scenario: ScenarioFields, parts: Mapping[str, ScenarioFields], own_policy: bool = False) -> None:
-    """Refuse what no run can do, pool by pool, then for the fleet; ``own_policy``: a custom one decides on drafts."""
+    """Refuse features that no run models, by pool and for the fleet; ``own_policy``: the draft policy is custom."""
     failures, pools = scenario.faults, scenario.pools
     for name, part in parts.items():
         role: Role = "both" if pools is None else pools[name].role
@@ -284,7 +284,7 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
 
 
 def chained_cards(scenario: ScenarioFields) -> int:
-    """Equal cards that a step passes one after the other, with nothing else in flight: llama.cpp's split by layers."""
+    """Number of equal cards that each step passes through alone, one after the other: llama.cpp's split by layers."""
     return int(scenario.hardware.pipeline_parallel) if scenario.engine.framework in LOCAL_FRAMEWORKS else 1
 
 
@@ -349,7 +349,7 @@ def _refuse_policy(scenario: ScenarioFields, own_policy: bool) -> None:
 
 
 def _refuse_chip(scenario: ScenarioFields) -> None:
-    """Refuse what the chip, its arithmetic or its links cannot do."""
+    """Refuse features that the chip, its arithmetic or its links do not support."""
     hardware, engine = scenario.hardware, scenario.engine
     chip = load_chip(hardware.chip)
     others = (load_chip(name) for name in hardware.tensor_chips)
@@ -398,7 +398,7 @@ def _refuse_host_memory(scenario: ScenarioFields) -> None:
 
 
 def refuse_stream(stream: RequestStream, pools: Iterable[Pool]) -> None:
-    """Refuse requests that the pools cannot be given."""
+    """Refuse request streams that the pools cannot serve."""
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
     hashes = stream.prefix_hashes
@@ -423,7 +423,7 @@ def check_layer_counts(architecture: Architecture, shares: Sequence[LayerShare],
 
 
 def check_draft_chips(hardware: HardwareConfig) -> None:
-    """Check the layout of a target whose drafter runs on chips of its own."""
+    """Check the layout of a target whose drafter runs on separate chips."""
     if hardware.attention_data_parallel > 1:
         raise ForerunError(
             "speculation.draft.chip: a drafter on chips of its own is not modelled for attention groups; leave the "
@@ -441,7 +441,7 @@ def check_draft_passes(drafter: timing.Drafter | None, method: str) -> None:
 
 
 def check_offloading(size: float, block_bytes: float, blocks: int) -> None:
-    """Check that host memory of ``size`` bytes holds a block."""
+    """Check that at least one block fits in host memory of ``size`` bytes."""
     if not blocks:
         raise ForerunError(
             f"engine.kv_offloading_bytes: {size:g} holds no block of {block_bytes:g} bytes; raise it, or remove it"

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NEARLY_GONE = 0.98
-"""Share of KV blocks in use from which a run adds a note."""
+"""Minimum share of KV blocks in use at which a run adds a note."""
 
 
 class Figure(Generic[T]):
-    """A figure of a run's document as an attribute of its result."""
+    """Descriptor: a value of a run's document as an attribute of its result."""
 
     def __init__(self, read: Callable[[metrics.RunDocument], T]) -> None:
         self._read = read
@@ -72,17 +72,17 @@ class RunResult(RunRecords):
 
     @cached_property
     def data(self) -> metrics.RunDocument:
-        """Its document, typed."""
+        """The run's document, typed."""
         return metrics.run_data(self)
 
     @cached_property
     def document(self) -> Json:
-        """The contract's ``run`` JSON for one seed, as ``--json`` writes it."""
+        """The ``run`` JSON for one seed, as ``--json`` writes it."""
         return plain_json(self.data)  # type: ignore[no-any-return]
 
     @property
     def summary(self) -> Summary:
-        """The figures of vLLM's serving benchmark, by its names."""
+        """Metrics of vLLM's serving benchmark, by the benchmark's names."""
         return Summary(self.document["summary"])
 
     ttft_ms = _latency("ttft")
@@ -94,9 +94,9 @@ class RunResult(RunRecords):
     e2el_ms = _latency("e2el")
     """End-to-end latency, from arrival, in milliseconds."""
     completed = Figure(lambda data: data.summary["completed"])
-    """Requests that received all their tokens."""
+    """Number of requests that received all their tokens."""
     failed = Figure(lambda data: data.summary["failed"])
-    """Requests that did not complete."""
+    """Number of requests that did not complete."""
     duration_s = _of_summary("duration")
     """Seconds from the first arrival to the last finish; None if nothing finished."""
     request_throughput = _of_summary("request_throughput")
@@ -106,7 +106,7 @@ class RunResult(RunRecords):
     output_throughput = _of_summary("output_throughput")
     """Output tokens per second."""
     acceptance_length = _of_summary("spec_decode_acceptance_length")
-    """Tokens per verify step, the bonus token included; None without speculation."""
+    """Mean tokens per verify step, bonus token included; None without speculation."""
     bottleneck: Figure[dict[str, float]] = Figure(lambda data: dict(data.bottleneck or {}))
     """Share of engine time bound by compute, memory, interconnect, latency, host and idle."""
     cost_usd: Figure[float | None] = Figure(lambda data: data.cost_usd)
@@ -124,11 +124,11 @@ class RunResult(RunRecords):
         return metrics.run_tables(self.document)
 
     def records(self) -> list[Json]:
-        """One row a request."""
+        """One row per request."""
         return self.to_arrow().to_pylist()
 
     def to_arrow(self, name: str = "requests") -> pa.Table:
-        """``requests`` or ``steps`` as ``requests.parquet`` and ``steps.parquet`` hold them, or a table by its name."""
+        """Arrow table ``requests`` or ``steps``, as in the run's Parquet files, or a table by its name."""
         return metrics.run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
 
 
@@ -148,10 +148,10 @@ def simulate(
 
     Args:
         scenario: a ``Scenario``, a dict of its fields, or the path of its file.
-        seed: of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
-        progress: called now and then with (requests ended, requests in all).
-        full_step_rows: step records beyond which decode steps of one unchanged batch share a row, an equal part for
-            each replica; default: 131,072. 0 keeps no rows, only their sums (``totals``).
+        seed: seed of arrivals, lengths and acceptance; the same seed gives the same result, byte for byte.
+        progress: called repeatedly with (requests ended, requests in total).
+        full_step_rows: number of step records (divided equally between replicas) above which decode steps of one
+            unchanged batch share a row; default: 131,072. 0 = no rows, only sums (``totals``).
         make_drafter: builds a custom drafter in place of the scenario's speculation method; see
             ``simulator.timing.Drafter`` and ``check_drafter``.
         make_policy: builds a custom draft policy for each replica, in place of the scenario's policy; see
@@ -167,9 +167,9 @@ def simulate(
     Raises:
         InvariantError: the result breaks physics or conservation (see ``simulator.running.invariants``), a fault of the
             simulator; the error carries the result.
-        ForerunError: the model does not fit, no request can be served, or the scenario requests something that is not
+        ForerunError: the model does not fit, no request can be served, or the scenario uses a feature that is not
             modelled.
-        hwprofiles.ProfileError: unknown or faulty chip or link.
+        hwprofiles.ProfileError: unknown or invalid chip or link.
         traces.TraceError: the trace cannot be read.
     """
     check_number("seed", seed, 0, inf, whole=True)
@@ -215,13 +215,13 @@ def simulate(
 def serve(
     scenario: Scenario, seed: int = 0, stream: RequestStream | None = None, factors: Factors | None = None
 ) -> metrics.Rerun:
-    """The requests of a run alone, for studies that compare latencies of many runs.
+    """Simulate only the requests of a run, for studies that compare latencies of many runs.
 
-    Each request has the times that ``simulate`` gives it. Steps are not kept, so bottlenecks, energy, evidence and
+    Each request has the same times as in ``simulate``. Steps are not recorded, so bottlenecks, energy, evidence and
     invariants of the run are not known.
 
     Raises:
-        ForerunError: as ``simulate``.
+        ForerunError: same reasons as in ``simulate``.
     """
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
@@ -235,10 +235,10 @@ def error_of_run(
     own: metrics.OwnErrors | None = None,
     sources: list[ErrorSource] | None = None,
 ) -> ModelError:
-    """Error of the model in figures of a run, as ``simulate`` finds it with ``intervals``, without the run's result.
+    """Model error of a run's metrics, as ``simulate`` computes it with ``intervals``, without the run's result.
 
-    ``own`` is the error as the run recorded it; without it the run is served again. ``sources`` are the kernels' part
-    where it is known.
+    ``own`` is the error data that the run recorded; without it, the run is simulated again. ``sources`` are the error
+    sources of kernels, if known.
     """
     build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
     if own is None:
@@ -317,7 +317,7 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
 
 
 def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
-    """Remark on a closed loop with more requests than may run, or than the KV caches hold."""
+    """Remark on a closed loop with more requests than can run, or than fit in the KV caches."""
     if stream.max_concurrency is None:
         return
     decoding = [(pool.replicas, pool.limits.together) for pool in build.pools if pool.role != "prefill"]
@@ -339,7 +339,7 @@ def _few_streams(stream: RequestStream, build: Build) -> Iterator[str]:
 
 
 def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
-    """A word where the requests of a closed loop stay in step."""
+    """Remark on a closed loop whose requests stay synchronised, because all answers have equal length."""
     most, outputs = stream.max_concurrency, stream.output_tokens
     if drafting or not stream.stays_in_step:
         return

@@ -1,4 +1,4 @@
-"""One validated description of a run; everything else is derived from it."""
+"""Scenario: the validated description of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from simulator.workload.workload_config import WorkloadConfig
 
 QUOTED = re.compile(r"'([^']*)'")
 ROLE_NAME = re.compile("(prefill|(?:context|ctx)(?![a-z]))|decode|(?:generation|gen)(?![a-z])")
-"""Pattern of a pool name that implies a role: the group matches prefill, other matches decode."""
+"""Pattern of a pool name that implies a role: prefill if the group matches, else decode."""
 LIMIT_KEY = re.compile(r"(p50|p90|p95|p99|mean|median)_(ttft|tpot|itl|e2el)_ms")
 
 
@@ -44,10 +44,10 @@ class PricesConfig(Section):
     """Prices of the hardware."""
 
     usd_per_chip_hour: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)]
-    """US dollars for one chip for an hour; or a price for each chip by name, e.g. ``{h100-sxm: 2.5, l40s: 0.9}``."""
+    """US dollars per chip-hour; or a price by chip name, e.g. ``{h100-sxm: 2.5, l40s: 0.9}``."""
 
     def of(self, chip: str) -> float | None:
-        """US dollars for an hour of ``chip``; None where prices are given by name and not for this one."""
+        """US dollars per hour of ``chip``; None if prices are given by name and ``chip`` has none."""
         usd = self.usd_per_chip_hour
         return usd.get(chip) if isinstance(usd, dict) else usd
 
@@ -63,11 +63,11 @@ class Scenario(Section):
     'h100-sxm'
 
     Raises:
-        ForerunError: a field or a value that is wrong, in one line that names it.
+        ForerunError: a field or a value is invalid; one line that names it.
     """
 
     model: str | Json
-    """Catalogue name, path to a HF config.json, or its fields inline."""
+    """Model: catalogue name, path to a HF config.json, or inline fields."""
     weights_dtype: str | dict[str, str] | None = None
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
     kv_cache_dtype: str = "bf16"
@@ -77,13 +77,13 @@ class Scenario(Section):
     router: RouterConfig = RouterConfig()
     """Parameters of ``engine.routing`` and admission limits of the router."""
     pools: dict[PoolName, PoolConfig] | None = None
-    """Replicas of several kinds, by name; default: ``hardware.replicas`` equal ones."""
+    """Pools of different kinds of replicas, by name; default: ``hardware.replicas`` equal replicas."""
     kv_transfer: KvTransferConfig | None = None
     """KV transfer from prefill pools to decode pools."""
     faults: FaultsConfig | None = None
     """Replica failures."""
     autoscaler: AutoscalerConfig | None = None
-    """Replicas started and stopped with the load."""
+    """Autoscaler that starts and stops replicas with the load."""
     speculation: SpeculationConfig | None = None
     attention_speculation: AttentionSpeculationConfig | None = None
     """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
@@ -150,13 +150,13 @@ class Scenario(Section):
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Notes on names of other tools, and how each was read."""
+        """Notes on names from other tools and their interpretation."""
         return tuple(self._readings.values())
 
     @field_validator("pools", mode="before")
     @classmethod
     def _roles_by_name(cls, pools: Any) -> Any:
-        """Give pools this role whose names begin with prefill or decode, or with context, ctx, generation or gen."""
+        """Set the role of pools whose names begin with prefill or decode, or with context, ctx, generation or gen."""
         if not isinstance(pools, dict):
             return pools
         named = {name: ROLE_NAME.match(str(name).lower()) for name in pools}
@@ -192,26 +192,26 @@ class Scenario(Section):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Scenario:
-        """The scenario of plain data; what is wrong is a ``ForerunError`` of one line."""
+        """Validate plain data as a scenario; errors are a ``ForerunError`` of one line."""
         return _validated(super().model_validate, "Scenario", obj, **options)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Scenario:
-        """The scenario of JSON text; what is wrong is a ``ForerunError`` of one line."""
+        """Validate JSON text as a scenario; errors are a ``ForerunError`` of one line."""
         return _validated(super().model_validate_json, "Scenario", json_data, **options)
 
     @property
     def random(self) -> bool:
-        """True if two seeds give two different runs: something is drawn."""
+        """True if the run depends on the seed."""
         drafts = self.speculation is not None and self.speculation.method != "none"
         hits = self.attention_speculation is not None and self.attention_speculation.hits == "drawn"
         return drafts or hits or self.faults is not None or self.workload.random
 
     def pool_section(self, pool: str, section: str) -> Any:
-        """The ``hardware`` or ``engine`` of a pool: the scenario's own with the pool's fields on top.
+        """Section ``hardware`` or ``engine`` of a pool: the scenario's section with the pool's fields replaced.
 
         Raises:
-            ValueError: a field or value that the section does not have, in one line that names it.
+            ValueError: an unknown field or invalid value; one line that names it.
         """
         base = getattr(self, section)
         assert self.pools is not None
@@ -225,10 +225,10 @@ class Scenario(Section):
             raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 
     def with_values(self, overrides: Mapping[str, Any]) -> Scenario:
-        """A copy with values set by dotted path, validated anew.
+        """Copy with values set by dotted path, validated again.
 
         Raises:
-            ForerunError: a path or a value that the scenario does not have.
+            ForerunError: a path that does not exist, or an invalid value.
         """
         other = scenario_from(with_settings(self.model_dump(exclude_unset=True), overrides, "override"), "scenario")
         kept = {field: note for field, note in self._readings.items() if field not in overrides}
@@ -241,7 +241,7 @@ ScenarioSource = Scenario | Mapping[str, Any] | str | Path
 
 
 def as_scenario(source: ScenarioSource) -> Scenario:
-    """The scenario of ``source``."""
+    """Convert ``source`` to a scenario."""
     if isinstance(source, Scenario):
         return source
     if isinstance(source, str | Path):
@@ -268,12 +268,12 @@ def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> Json:
 
 
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario in a YAML or JSON file, with ``a.b=value`` overrides applied.
+    """Load a scenario from a YAML or JSON file and apply ``a.b=value`` overrides.
 
-    Relative trace, model and profile paths in the file are looked up from the folder of the file, then from here.
+    Relative trace, model and profile paths in the file are looked up in its folder, then in the working folder.
 
     Raises:
-        ForerunError: the file, a field or an override is wrong; one line that names it and what would be right.
+        ForerunError: the file, a field or an override is invalid; one line that names it and a valid value.
     """
     if not isinstance(path, str | Path):
         raise ForerunError(f"scenario: a path to a file is expected (got {path!r})")
@@ -284,7 +284,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def read_mapping(file: Path) -> Json:
-    """The mapping at the top of a YAML or JSON file."""
+    """Read the top-level mapping of a YAML or JSON file."""
     data = parse_yaml(_text_of(file), str(file))
     if not isinstance(data, dict):
         raise ForerunError(f"{file}: a scenario is a mapping with model, hardware and workload at its top")
@@ -369,7 +369,7 @@ def is_log(path: str | Path) -> bool:
 
 
 def _file_near(file: Path) -> str:
-    """A similarly named file in the same folder, such as ``chat.yaml`` for ``chat.yml``."""
+    """Name of a similarly named file in the same folder, such as ``chat.yaml`` for ``chat.yml``; empty without one."""
     try:
         others = [other.name for other in file.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
     except OSError:
@@ -381,7 +381,7 @@ def _file_near(file: Path) -> str:
 
 
 def scenario_in(data: Json, folder: Path, place: str, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of plain data whose relative file names count from ``folder``, with ``a.b=value`` overrides."""
+    """Scenario from plain data with file names relative to ``folder``, and with ``a.b=value`` overrides."""
     resolve_paths(data, folder)
     settings = {}
     for override in overrides:
@@ -393,7 +393,7 @@ def scenario_in(data: Json, folder: Path, place: str, overrides: Sequence[str] =
 
 
 def scenario_from(data: Mapping[str, Any], place: str) -> Scenario:
-    """The scenario described by plain data."""
+    """Scenario from plain data; ``place`` is the name of its source in error messages."""
     return _validated(super(Scenario, Scenario).model_validate, place, data)
 
 
@@ -412,7 +412,7 @@ def _refusal(error: ValidationError, place: str) -> ForerunError:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line for the most telling of a validation's complaints: unknown fields first, then the deepest."""
+    """One line about the most relevant validation error: unknown fields first, then the most deeply nested error."""
     problems = error.errors(include_url=False)
     unknown = [p for p in problems if p["type"] == "extra_forbidden"]
     if unknown:
@@ -463,7 +463,7 @@ def _flag_meaning(name: str) -> str:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """YAML or JSON text as plain data; numbers such as 1e3 are numbers, keys may not repeat."""
+    """Parse YAML or JSON text; 1e3 is a number, duplicate keys are refused."""
     try:
         return parse(text)
     except yaml.YAMLError as error:
@@ -473,7 +473,7 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def _wrong_branch(kind: str, value: Any) -> bool:
-    """True if a complaint comes from the branch of a union that the value was not meant for."""
+    """True if a validation error comes from a branch of a union that does not match the value's type."""
     if isinstance(value, dict | list):
         return kind in ("int_type", "string_type", "float_type", "none_required", "literal_error")
     return kind in ("model_type", "dict_type", "list_type", "none_required")
@@ -509,7 +509,7 @@ def _paths_of(model: type[BaseModel], place: str = "") -> list[str]:
 
 
 def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
-    """The models among an annotation and its arguments, arguments of arguments with a ``depth`` of 2."""
+    """Pydantic models in an annotation and its type arguments, down to nesting ``depth``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     inner = getattr(annotation, "__args__", ()) if depth else ()
@@ -517,7 +517,7 @@ def _models_in(annotation: Any, depth: int = 2) -> list[type[BaseModel]]:
 
 
 def with_settings(data: Json, settings: Mapping[str, Any], place: str) -> Json:
-    """Plain scenario data with values set by dotted path, acceptance kept with its method and target."""
+    """Plain scenario data with values set by dotted path; acceptance stays with its method and target."""
     if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
         raise ForerunError(f"{place}: values by dotted path are needed, as {{'engine.max_num_seqs': 64}}")
     changed = deepcopy(data)

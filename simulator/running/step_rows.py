@@ -1,4 +1,4 @@
-"""The steps of a run: priced by bound and evidence, and summed."""
+"""Engine steps of a run: pricing by bound and evidence, and sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.timing.kernels import equal_neighbours
 from simulator.timing.power import full_power_s
 
 MEAN_CONTEXT = 0.03
-"""Share by which several steps may differ from as many steps at their mean context."""
+"""Maximum relative error of pricing several steps at their mean context."""
 PRICED_TOGETHER = 1 << 15
 """Number of steps whose bounds are computed together, so that the arrays fit a processor's cache."""
 COUNTED = (
@@ -27,7 +27,7 @@ COUNTED = (
 )  # fmt: skip
 SCALED = ("compute_s", "memory_s", "latency_s", "host_s", "calibrated_s", "extrapolated_s", "datasheet_s")
 MOST_ROWS = 50_000
-"""Step rows of a run that is looked into; longer ones are not."""
+"""Maximum number of step rows of a run whose steps are split into parts for the timeline."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class StepTotals:
     flops: FloatArray
     bytes: FloatArray
     full_power_s: FloatArray
-    """Seconds at TDP that take as much energy beyond idle power (``simulator.timing.power``)."""
+    """Seconds at TDP whose energy above idle power equals that of the steps (``simulator.timing.power``)."""
     block_s: FloatArray
     held_s: FloatArray
     peak_blocks: IntArray
@@ -63,7 +63,7 @@ class StepTotals:
 
     @classmethod
     def none(cls, peak_flops_per_s: Sequence[float], bandwidth_bytes_per_s: Sequence[float]) -> StepTotals:
-        """Totals of replicas with these peaks before their first step."""
+        """Zero totals for replicas with these peaks."""
         kinds = [np.int64 if field.name in COUNTS else np.float64 for field in fields(cls)[2:]]
         columns: list[Any] = [np.zeros(len(peak_flops_per_s), dtype=kind) for kind in kinds]
         totals = cls(np.asarray(peak_flops_per_s), np.asarray(bandwidth_bytes_per_s), *columns)
@@ -71,7 +71,7 @@ class StepTotals:
         return totals
 
     def add(self, steps: StepRecords) -> None:
-        """Count further steps."""
+        """Add further steps to the sums."""
         if not len(steps):
             return
         replica, seconds = steps.replica, steps.seconds
@@ -102,22 +102,22 @@ class StepTotals:
 
 
 STEP_SUMS = tuple(field.name for field in fields(StepTotals) if field.name in StepRecords.__dataclass_fields__)
-"""Totals that are sums of the column of their name."""
+"""Names of totals that are sums of the step column with the same name."""
 COUNTS = ("steps", "prefill_tokens", "output_tokens", "peak_blocks")
 
 
 @dataclass(slots=True)
 class StepRows:
-    """Prices the rows of a ``StepLog`` and passes them to each of ``looks``."""
+    """Prices the rows of a ``StepLog`` and passes the rows to each function in ``looks``."""
 
     build: Build
     looks: Sequence[Callable[[StepRecords], None]]
     keep: bool
-    """True if the records stay."""
+    """True if the priced records are retained."""
     parts: list[StepRecords] = field(default_factory=list)
 
     def take(self, log: StepLog) -> None:
-        """Price the rows that ``log`` holds."""
+        """Price the rows of ``log``."""
         steps = price_steps(log, self.build)
         for look in self.looks:
             look(steps)
@@ -174,7 +174,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
 
 
 def joined(parts: list[StepRecords]) -> StepRecords:
-    """All rows of ``parts``, which are taken out of the list, so that their memory is free column by column."""
+    """Concatenate ``parts``; the list is emptied, so that memory is freed column by column."""
     if len(parts) == 1:
         return parts[0]
     columns = [part.columns() for part in parts]
@@ -184,14 +184,14 @@ def joined(parts: list[StepRecords]) -> StepRecords:
 
 
 class SampledStep(NamedTuple):
-    """One engine step in parts; seconds."""
+    """Seconds of one engine step by part."""
 
     row: int
-    """Row in the run's step records."""
+    """Row index in the run's step records."""
     host_s: float
     draft_s: float
     kernels: tuple[Kernel, ...]
-    """Kernels of every chip that shares the step."""
+    """Kernels of the step; every chip runs the same kernels."""
 
 
 class StepDetail:
@@ -202,7 +202,7 @@ class StepDetail:
 
     @classmethod
     def of(cls, log: StepLog, timer: EngineTimer) -> StepDetail | None:
-        """None if the run is too long, or its timer does not say what its kernels are."""
+        """Create the detail; None if the run is too long or its timer does not list kernels."""
         known = isinstance(timer, ModelTimer) and not log.dropped and 0 < len(log) <= MOST_ROWS
         return cls(log, timer) if known else None  # type: ignore[arg-type]
 
@@ -221,12 +221,12 @@ class StepDetail:
 
     @cached_property
     def sampled(self) -> tuple[SampledStep, ...]:
-        """The step of median length of each kind; none of a pipeline's, which overlap."""
+        """The step of median duration of each kind; empty for pipelines, whose steps overlap."""
         return () if isinstance(self._timer, StagedTimer) else tuple(self._samples())
 
     @cached_property
     def devices(self) -> int:
-        """Chips that run the same kernels side by side."""
+        """Number of chips that run the same kernels in parallel."""
         return self._timer.target.deployment.group_chips
 
     def _samples(self) -> Iterator[SampledStep]:
@@ -240,7 +240,7 @@ class StepDetail:
 
 
 def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> list[int]:
-    """The row of median length among the single steps of each kind: prompts, decoding or verifying, and both."""
+    """Row of median duration among the single steps of each kind: prompts only, decode or verify only, both."""
     prompts, decodes, single = work.prefill_tokens > 0, work.decode_seqs > 0, steps == 1
     rows = []
     for kind in (prompts & ~decodes, decodes & ~prompts, prompts & decodes):
@@ -252,8 +252,8 @@ def median_rows(work: StepWork[Any], seconds: FloatArray, steps: FloatArray) -> 
 
 @dataclass(slots=True)
 class DecodeSample:
-    """Every n-th decode-only step; n doubles so that at most ``most`` steps are kept, whatever chunks they arrive
-    in."""
+    """Sample of every n-th decode-only step; n doubles so that at most ``most`` steps are retained. The sample does not
+    depend on the chunks in which steps arrive."""
 
     most: int = 256
     parts: list[StepRecords] = field(default_factory=list)
@@ -261,7 +261,7 @@ class DecodeSample:
     _seen: int = 0
 
     def take(self, steps: StepRecords) -> None:
-        """Look at further steps."""
+        """Process further steps."""
         rows = np.flatnonzero((steps.prefill_seqs == 0) & (steps.decode_seqs > 0))
         numbers = self._seen + np.arange(len(rows))
         self._seen += len(rows)

@@ -86,7 +86,7 @@ def _trtllm_speculation(scenario: Scenario) -> Document | None:
         raise ForerunError("emit: trtllm: trees are not written here; use num_speculative_tokens")
     known = engine_name("trtllm", speculation)
     if known is None and speculation.method in names_in("trtllm"):
-        raise ForerunError("emit: trtllm: TensorRT-LLM does not choose draft tokens by confidence; choose another speculation.policy")
+        raise ForerunError("emit: trtllm: TensorRT-LLM has no drafts by confidence; choose another speculation.policy")
     kind = _known(names_in("trtllm"), speculation.method, "speculation.method", "TensorRT-LLM")
     drafted = speculation.num_speculative_tokens
     config: Document = {"decoding_type": kind, "max_draft_len": drafted}
