@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.yaml_files import packaged
-from simulator.launch.shell import Command, engine_of_image, in_image
+from simulator.launch.shell import Command, engine_of_image, in_image, with_variables
 from simulator.launch.tables import find, known_flags
 
 Part = Mapping[str, Any]
@@ -29,7 +30,12 @@ def manifest_commands(documents: list[object], texts: Mapping[str, str]) -> list
     for document in documents:
         if isinstance(document, Mapping) and document.get("kind") == "ConfigMap":
             files |= {str(name): str(text) for name, text in _map(document, "data").items()}
-    commands = [one for document in documents if isinstance(document, Mapping) for one in _of(document)]
+    try:
+        commands = [one for document in documents if isinstance(document, Mapping) for one in _of(document)]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ForerunError):
+            raise
+        raise ForerunError(f"a field of the manifest has another type than expected ({error})") from None
     return [replace(one, files={**files, **one.files}) for one in commands]
 
 
@@ -61,6 +67,14 @@ def _of(document: Part) -> Iterator[Command]:
             yield from _sides(
                 one, str(artefact.get("name")), words_of("vllm", {"max-model-len": artefact.get("maxModelLen")})
             )
+    elif isinstance(_map(document, "servingEngineSpec").get("modelSpec"), list):
+        for one in _map(document, "servingEngineSpec")["modelSpec"]:
+            config = {re.sub("([A-Z])", r"-\1", str(key)).lower(): v for key, v in _map(one, "vllmConfig").items()}
+            extra = [str(word) for word in config.pop("extra-args", ())]
+            part = {**one, "replicas": one.get("replicaCount"), "gpu": one.get("requestGPU")}
+            container = {"image": f"{one.get('repository')}:{one.get('tag')}", "gpu": one.get("requestGPU")}
+            more = [*words_of("vllm", config), *extra]
+            yield from _worker(part, container, str(one.get("name")), model=str(one.get("modelURL")), more=more)
     elif "services" in document and kind is None:
         for name, service in _map(document, "services").items():
             if isinstance(service, Mapping):
@@ -69,6 +83,8 @@ def _of(document: Part) -> Iterator[Command]:
                 yield from _worker({**service, "replicas": replicas}, own, str(name))
     elif "backend" in document and "resources" in document:
         yield from _recipe(document)
+    elif "backend" in _map(document, "base"):
+        yield from _recipe(_map(document, "base"))
     elif document and all(isinstance(one, Mapping) and {"image", "framework"} <= {*one} for one in document.values()):
         yield from _benchmark_matrix(document)
     else:
@@ -116,10 +132,7 @@ def _worker(
     """
     env = _environment(container.get("env", container.get("environment")))
     words = [*_words(container.get("command")), *_words(container.get("args"))]
-    for variable, value in env.items():
-        known = re.compile(rf"\$(\({variable}\)|\{{{variable}\}}|{variable}\b)")
-        words = [known.sub(value.replace("\\", r"\\"), word) for word in words]
-    words = [re.sub(r"\$\((\w+)\)", r"$\1", word) for word in words]
+    words = [part for word in words for part in with_variables(re.sub(r"\$\((\w+)\)", r"$\1", word), env, {})]
     image = str(container.get("image", ""))
     extra = [*([model] if model else []), *_parallelism(part), *more, *_words(env.pop("VLLM_ADDITIONAL_ARGS", ""))]
     started = [Command(engine_of_image(image) or "vllm", [*extra, *words])] if model else in_image(image, words)
@@ -156,7 +169,7 @@ def _count(part: object) -> int | None:
                 if isinstance(one, Mapping) and isinstance(one.get("count"), int):
                     return int(one["count"])
                 if isinstance(one, Mapping) and isinstance(one.get("device_ids"), list):
-                    return len(one["device_ids"])
+                    return len(",".join(map(str, one["device_ids"])).split(","))
     return None
 
 
@@ -235,7 +248,7 @@ def _dynamo(spec: Part) -> Iterator[Command]:
 def _recipe(document: Part) -> Iterator[Command]:
     """Workers of a recipe for srt-slurm: an engine's options by side, and how many chips and workers each has."""
     backend, resources, model = _map(document, "backend"), _map(document, "resources"), _map(document, "model")
-    engine = str(backend.get("type", "")).replace("tensorrt_llm", "trtllm")
+    engine = next((key.removesuffix("_config") for key in backend if key.endswith("_config")), "")
     sides = _map(backend, f"{engine}_config")
     benchmark = _map(document, "benchmark")
     for side, values in sides.items():
@@ -249,10 +262,10 @@ def _recipe(document: Part) -> Iterator[Command]:
         one = Command(engine, words, env, image, str(side), ROLES.get(side, "both"))
         one = replace(one, replicas=int(resources.get(f"{short}_workers") or 1), chip=_chip(resources))
         load = _load(benchmark.get("isl"), benchmark.get("osl"), benchmark.get("concurrencies"))
-        yield replace(one, chips=resources.get(f"gpus_per_{short}"), workload=load)
+        yield replace(one, chips=_count({"gpus": resources.get(f"gpus_per_{short}")}), workload=load)
 
 
-def _load(input_tokens: object, output_tokens: object, streams: object) -> dict[str, Any]:
+def _load(input_tokens: object, output_tokens: object, streams: object) -> Json:
     """A closed loop of a benchmark's lengths, with the first of its numbers of streams."""
     first = re.match(r"\d+", str(streams))
     if not (isinstance(input_tokens, int) and isinstance(output_tokens, int) and first):

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
 
+from forerun.document import Json
 from forerun.errors import ForerunError
 
 PROGRAMS = {
@@ -69,7 +69,7 @@ class Command:
     """Files that the script writes before the command, by name."""
     container: Sequence[str] = ()
     """Options of the container that runs the command."""
-    workload: Mapping[str, Any] = field(default_factory=dict)
+    workload: Json = field(default_factory=dict)
     """Load that the file states."""
     notes: Sequence[str] = ()
 
@@ -99,15 +99,17 @@ def commands_in(text: str, env: Mapping[str, str] | None = None) -> list[Command
         if len(words) > 1 and words[0].endswith("=") and words[1] == "(":
             lists[words[0].rstrip("+=")] = [*lists.get(words[0].rstrip("+="), []), *words[2:-1]]
             continue
-        words = [one for word in words for one in _expanded(word, known, lists)]
+        words = [one for word in words for one in with_variables(word, known, lists)]
         own = dict[str, str]()
         while words and (set_ := re.fullmatch(r"(\w+)=(.*)", words[0], re.DOTALL)):
-            own[set_[1]], words = set_[2], words[1:]
+            kept = "$" in set_[2] and known.get(set_[1])  # a branch that sets it to what is not there
+            own[set_[1]], words = kept or set_[2], words[1:]
         if not words or words[0] in ("export", "set", "local", "readonly", "declare"):
             known |= own | dict(word.split("=", 1) for word in words[1:] if re.match(r"\w+=", word))
             continue
         matched += [
-            replace(one, name=one.name or name, files=files, env=known | own | dict(one.env)) for one in _started(words)
+            replace(one, name=one.name or name, files=_named(files, known), env=known | own | dict(one.env))
+            for one in _started(words)
         ]
     if re.search(r"^\s*(if|case|for|while)\b", text, re.MULTILINE):
         matched = [
@@ -124,7 +126,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"(?<=\s)-{3,}(?=[a-z])", "--", text)
     text = re.sub(r"```\w*", "", text).strip().strip("`")
     text = re.sub(r"^[ \t]*(\(\w+\) )?(\w+@[\w.-]+:\S*)?[$%>] +(?=\S)", "", text, flags=re.MULTILINE)
-    while (substituted := re.sub(r"\$\(+[^()]*\)+|(?<==)`[^`\n]*`", SUBSTITUTED, text)) != text:
+    while (substituted := re.sub(r"\$\(\([^()]*\)\)|\$\([^()]*\)|(?<==)`[^`\n]*`", SUBSTITUTED, text)) != text:
         text = substituted
     return text
 
@@ -134,9 +136,14 @@ def _without_heredocs(text: str) -> tuple[str, dict[str, str]]:
     files: dict[str, str] = {}
     pattern = re.compile(r"^(.*)<<-?\s*[\"']?(\w+)[\"']?(.*)\n((?:.*\n)*?)\s*\2[ \t]*$", re.MULTILINE)
     for before, _, after, body in pattern.findall(text):
-        if written := re.search(r">\s*[\"']?([^\s\"'>]+)", before + after):
-            files[PurePosixPath(written[1]).name] = body
+        if written := re.search(r"(>>?)\s*[\"']?([^\s\"'>]+)", before + after):
+            files[written[2]] = (files.get(written[2], "") if written[1] == ">>" else "") + body
     return pattern.sub("", text), files
+
+
+def _named(files: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Files by the last part of their names, with variables in place."""
+    return {PurePosixPath("".join(with_variables(name, env, {}))).name: text for name, text in files.items()}
 
 
 def _simple_commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -242,14 +249,14 @@ def _depth(text: str) -> int:
     return text.count("{") + text.count("[") - text.count("}") - text.count("]")
 
 
-def _expanded(word: str, env: Mapping[str, str], lists: Mapping[str, list[str]]) -> list[str]:
+def with_variables(word: str, env: Mapping[str, str], lists: Mapping[str, list[str]]) -> list[str]:
     """A word with its variables in place; one without a value stays as it is written."""
     if (whole := re.fullmatch(r"\$\{(\w+)\[[@*]\](:-)?\}", word)) and (whole[1] in lists or whole[2]):
-        return [one for part in lists.get(whole[1], []) for one in _expanded(part, env, {})]
+        return [one for part in lists.get(whole[1], []) for one in with_variables(part, env, lists)]
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1] or match[2], match[3]
-        return env.get(name) or (match[0] if default is None else _expanded(default, env, {})[0])
+        return env.get(name) or (match[0] if default is None else with_variables(default, env, {})[0])
 
     text = re.sub(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\$\{[^{}]*\})*))?\})", value, word)
     if text != word and re.fullmatch(r"\$\{?\w+[^{}]*\}?", word) and text.lstrip().startswith("-") and " " in text:

@@ -83,8 +83,8 @@ class _Reader:
     def __init__(self, command: Command, folder: Path) -> None:
         self.command, self.engine, self.folder = command, command.engine, folder
         self.made = Translation(command, notes=list(command.notes), role=command.role)
-        self.kept: dict[str, Any] = {}
-        self.draft: dict[str, Any] = {}
+        self.kept: Json = {}
+        self.draft: Json = {}
         self.hardware: Json = self.made.data["hardware"]
         self.fields: Json = self.made.data["engine"]
         self.words = packaged("simulator.launch", "values.yaml")
@@ -135,7 +135,7 @@ class _Reader:
             word = words[place]
             place += 1
             if not _is_flag(word):
-                if word not in ("$UNKNOWN", "--", "-") and not word.startswith("${"):
+                if word not in ("--", "-"):
                     yield word, "", None, word
                 continue
             head, equals, value = word.partition("=")
@@ -170,16 +170,17 @@ class _Reader:
             text = re.sub(rf"\$\{{?{name}\b\}}?", lambda _, value=value: str(value), text)  # type: ignore[misc]
         values = _value(text)
         if not isinstance(values, Mapping):
-            raise ForerunError(f"{file}: a YAML mapping of options is expected")
+            self.kept["missing config"] = True
+            return []
         return words_of(self.engine, values)
 
     def _apply(self, text: str, name: str, flag: EngineFlag | None, value: Any) -> None:
-        if name == "" and "model" not in self.kept:
+        if name == "" and "model" not in self.kept and "[" not in str(value):
             self.kept["model"] = value
             self._record(text, USED, "model")
         elif name == "config" and "missing config" in self.kept:
-            self._record(text, UNKNOWN, "the file is not here, and its options are missing")
-            self.made.notes.append(f"{value}: not there; its options are missing")
+            self._record(text, UNKNOWN, "no such file with YAML options, which are missing therefore")
+            self.made.notes.append(f"{value}: not there, or no YAML; its options are missing")
         elif name == "config":
             self._record(text, USED, "its options are listed one by one")
         elif flag is None:
@@ -188,7 +189,7 @@ class _Reader:
             self._record(text, NOT_MODELLED, flag.not_modelled)
         elif not flag.meaning:
             self._record(text, IDLE, flag.no_effect)
-        elif isinstance(value, str) and re.search(r"\$\w|\$\{", value):
+        elif isinstance(value, str) and flag.meaning != "checkpoint" and re.search(r"\$\w|\$\{", value):
             self._record(text, UNKNOWN, f"{value} has no value in the text; it would set {flag.meaning}")
         elif flag.takes and value is None and flag.meaning != "flash":
             self._record(text, UNKNOWN, "a value is missing")
@@ -213,11 +214,11 @@ class _Reader:
             value = known[word]
         elif idle is True or word in idle:
             if "keep" in rule and idle is True:
-                self.kept[rule["keep"]] = _value(value)
+                self.kept[rule["keep"]] = value
             return IDLE, rule["why"]
         elif known is not None:
             return NOT_MODELLED, rule.get("unless", "this value")
-        value = _value(value) * rule["scale"] if "scale" in rule else _value(value)
+        value = self._number(meaning, rule, value)
         if "keep" in rule:
             self.kept[rule["keep"]] = value
             return USED, self.words["says"][rule["keep"]]
@@ -226,9 +227,15 @@ class _Reader:
             return USED, "speculation"
         return self._set(rule["set"], value)
 
+    def _number(self, meaning: str, rule: Json, text: object) -> object:
+        """A typed value, a number where the table wants one."""
+        value, key = _value(text), rule.get("keep", rule.get("draft", rule.get("set")))
+        whole = key in self.words["whole"]
+        if (whole and not isinstance(value, int)) or ("scale" in rule and not isinstance(value, int | float)):
+            raise ForerunError(f"{meaning.replace('_', ' ')}: a {'whole ' * whole}number is expected (got {text})")
+        return value * rule["scale"] if "scale" in rule else value
+
     def _set(self, path: str, value: object) -> tuple[str, str]:
-        if path == "engine.max_model_len" and str(value) in ("auto", "-1", "None", "0"):
-            return IDLE, "the length that the model was trained for is the default"
         section, _, name = path.rpartition(".")
         (self.made.data[section] if section else self.made.data)[name] = value
         return USED, f"{path}: {str(value).lower() if isinstance(value, bool) else value}"
@@ -258,7 +265,9 @@ class _Reader:
 
     def _speculation(self, text: object) -> tuple[str, str]:
         keys = {str(key).replace("-", "_"): value for key, value in _mapping(text).items()}
-        self.draft |= {self.words["draft_names"].get(key, key): value for key, value in keys.items()}
+        for key, value in keys.items():
+            name = self.words["draft_names"].get(key, key)
+            self.draft[name] = value if value is None else self._number(key, {"draft": name}, value)
         return (USED, "speculation") if keys else (IDLE, "it is empty")
 
     def _compilation(self, text: object) -> tuple[str, str]:
@@ -309,7 +318,8 @@ class _Reader:
 
     def _set_framework(self) -> None:
         self.made.role = self.kept.get("role", self.made.role)
-        self.made.rank = int(self.kept.get("rank", 0))
+        rank = _value(self.kept.get("rank", 0))
+        self.made.rank = rank if isinstance(rank, int) else 0
         image, framework = self.command.image, self.engine
         tag = re.match(r"v?(\d+\.\d+(\.\w+)*)", image.rpartition(":")[2]) if ":" in image else None
         if tag and not re.search("dynamo|llm-d|atom|llama", image) and release_numbers(tag[1]):
@@ -344,6 +354,8 @@ class _Reader:
             return
         kind = FILE_TYPE.search(PurePosixPath(str(self.kept["gguf"])).stem) if self.kept.get("gguf") else None
         name = _model_name(text) + (f":{kind[1]}" if kind else "")
+        if self.engine == "llama.cpp" and re.search("-gguf$", name, re.IGNORECASE):
+            name = self._default_file(name)
         for one in (name, *([self.kept["served"]] if self.kept.get("served") else [])):
             matched = _known_model(str(one))
             if matched is not None:
@@ -352,6 +364,15 @@ class _Reader:
                     self.made.notes.append(f"model {text} is read as {' with weights_dtype: '.join(matched.values())}")
                 return
         data["model"] = name
+
+    def _default_file(self, name: str) -> str:
+        """The model of a repository of GGUF files in the type that llama-server loads where none is named."""
+        known = catalogue_model(name[:-5])
+        stored = load_architecture(known).checkpoint_dtypes.values() if known else ()
+        if known and any(dtype_bytes(one) < 1 for one in stored):  # gpt-oss is published in four bits
+            return known
+        self.made.notes.append(f"{name}: no file type is named; llama-server loads Q4_K_M")
+        return f"{name}:Q4_K_M"
 
     @property
     def architecture(self) -> Architecture | None:
@@ -408,7 +429,7 @@ class _Reader:
             shares.append({"chip": HOST, "layers": min(moved, layers or moved), "part": "experts"})
         if shares:
             self.made.notes.append(f"the host is taken for {HOST}; hardware.layers_on names another")
-        split = [float(one) for one in re.split("[,/]", str(kept.get("split", "")).strip("[]")) if one.strip()]
+        split = [float(one) for one in re.findall(r"[\d.]+", str(kept.get("split", "")))]
         chips = len(split) or str(kept.get("device_names", "")).count(",") + 1
         if kept.get("split_mode") in ("tensor", "row") and chips > 1:
             self.hardware["tensor_parallel"] = chips
@@ -509,7 +530,8 @@ class _Reader:
 
     def _head(self, method: str, name: str) -> Json:
         """Fields of ``speculation.draft``."""
-        model, made = self.draft.get("model"), dict[str, Any]()
+        model = self.draft.get("model")
+        made: Json = {}
         fields = METHODS[method].fields
         if "dspark" in name:
             made["markov_rank"] = DSPARK_RANK

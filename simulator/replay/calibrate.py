@@ -41,7 +41,7 @@ from simulator.replay.fit import (
     make_problem,
     mixed_structure,
 )
-from simulator.replay.kernels import only_device
+from simulator.replay.kernels import check_devices
 from simulator.replay.predict import REGIMES, predict_table
 from simulator.replay.replay_tables import Replay, calibration_tables
 from simulator.replay.speed_of_light import impossible_rows
@@ -177,7 +177,7 @@ def calibrate(
     """
     split, table = split or Split(), as_table(table)
     chip = chip if isinstance(chip, Chip) else load_chip(chip)
-    only_device(table)
+    check_devices(table)
     skipped = Counter(table.skipped)
     table = _of_library(table, library, skipped)
     known = library if library in (*LIBRARIES, *chip.kernels) else "generic"
@@ -346,7 +346,7 @@ class _KernelFit:
         source: Source,
         residual: bool,
     ) -> tuple[FamilyFit, Correction | None]:
-        """Errors on ``rows`` that are not in ``seen``; parameters that record these errors; correction, if any."""
+        """Errors on those ``rows`` outside ``seen``, the parameters with these errors, and the correction, if any."""
         training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, self.split)
         core = core_rows(self.family, rows)
         ranges = seen_ranges(seen)

@@ -77,6 +77,12 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
         remarks.append(f"{ENGINES[engine]} has no scheduler like {fields.scheduler}")
     if engine == "vllm" and 1 < hardware.expert_parallel < hardware.chips_per_stage:
         remarks.append(f"vLLM spreads experts over all {hardware.chips_per_stage} chips")
+    if (
+        engine == "vllm"
+        and hardware.attention_data_parallel > 1
+        and not load_architecture(scenario.model).parameters().expert
+    ):
+        remarks.append("vLLM's data parallel groups of a dense model share nothing, as hardware.replicas")
     config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
     values = {
         "checkpoint": checkpoint_name(scenario),
@@ -209,13 +215,15 @@ def drafter_name(scenario: Scenario) -> str | None:
 def quantisation(scenario: Scenario, engine: str, remarks: list[str]) -> str | None:
     """Engine's name of the format to which it converts 16-bit weights; None if the checkpoint has that format."""
     weights_dtype = scenario.weights_dtype
-    if weights_dtype is None or weights_dtype in ("bf16", "fp16"):
+    if weights_dtype is None:
         return None
     architecture = load_architecture(scenario.model)
     default_dtypes = resolve_weight_dtypes(architecture, None)
-    if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes:
-        return None
     wide = all(dtype_bytes(dtype) >= 2 for dtype in default_dtypes.values())
+    if resolve_weight_dtypes(architecture, weights_dtype) == default_dtypes or (
+        wide and weights_dtype in ("bf16", "fp16")
+    ):
+        return None
     known: dict[str, str] = table(engine)["quantisation"]
     name = known.get(weights_dtype) if isinstance(weights_dtype, str) and wide else None
     if name is None:

@@ -10,6 +10,7 @@ from simulator.llm import load_architecture
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.engine_flags import pool_scenarios
+from simulator.timing.deployment import resolve_weight_dtypes
 
 WRITTEN = ("vllm", "sglang", "trtllm", "llama.cpp", "dynamo", "llm-d")
 LAYOUT = ("tensor_parallel", "pipeline_parallel", "attention_data_parallel", "expert_parallel")
@@ -50,20 +51,23 @@ def facts(scenario: Scenario, engine: str, name: str) -> dict:
         if name in ("dynamo", "llm-d"):
             values["replicas"] = part.hardware.replicas
         parts.setdefault(role, []).append(values)
-    speculation = scenario.speculation
+    speculation, weights = scenario.speculation, scenario.weights_dtype or None
+    weights = weights if isinstance(weights, str | None) else dict(weights)
     drafts = speculation is not None and speculation.method != "none"
     return {
         "model": load_architecture(scenario.model).name,
         "parts": {role: sorted(values, key=json.dumps) for role, values in parts.items()},
         "drafts": (speculation.method, speculation.num_speculative_tokens) if drafts else None,
         "kv": scenario.kv_cache_dtype,
-        "weights": scenario.weights_dtype or None,
+        "weights": resolve_weight_dtypes(load_architecture(scenario.model), weights),
     }
 
 
 def differences(name: str, scenario: Scenario) -> list[str] | None:
     """Facts that differ after a scenario was written and read; None where it cannot be written."""
     engine = engine_of(name, scenario)
+    if not isinstance(scenario.model, str):
+        return None  # a model inline has no name that a command could have
     try:
         text = artefact(name, scenario)
     except ForerunError:
@@ -85,6 +89,9 @@ def differences(name: str, scenario: Scenario) -> list[str] | None:
     back = scenario_from({**data, "slo": {}}, "read back")
     one, other = facts(scenario, engine, name), facts(back, engine, name)
     remarks = " ".join(line for line in text.splitlines() if "#" in line)
+    if "of a dense model share nothing" in remarks:
+        for values in (part for roles in (one, other) for parts in roles["parts"].values() for part in parts):
+            values.pop("attention_data_parallel", None), values.pop("replicas", None)
     if "vLLM spreads experts" in remarks:
         for values in (part for roles in (one, other) for parts in roles["parts"].values() for part in parts):
             values.pop("expert_parallel", None)

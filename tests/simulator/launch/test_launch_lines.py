@@ -2,6 +2,8 @@
 
 import json
 import re
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import yaml
@@ -134,6 +136,11 @@ TEXTS = {
     "heredoc": "cat > c.yaml << 'EOF'\ntensor-parallel-size: 2\nno-enable-prefix-caching: true\nEOF\n"
     "vllm serve Qwen/Qwen3-32B --config c.yaml\n",
     "fence": "```bash\nvllm serve Qwen/Qwen3-32B -tp 2\n```",
+    "arrays": 'TP_ARGS=(--tp "2")\nCMD=(\n  vllm serve\n'
+    '  Qwen/Qwen3-32B\n  "${TP_ARGS[@]}"\n)\n"${CMD[@]}" > log 2>&1 &\n',
+    "branches": "LEN=4096\nTP=2\nif [ $EVAL ]; then TP=$OTHER; fi\n"
+    "sizes+=( $(seq 1 2 $N))\nvllm serve Qwen/Qwen3-32B -tp $TP",
+    "makefile": "serve:\n\tvllm serve Qwen/Qwen3-32B \\\n\t\t--tensor-parallel-size 2\n",
     "path": "/opt/venv/bin/vllm serve Qwen/Qwen3-32B -tp=2",
     "environment": "VLLM_USE_V1=1 CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-32B -tp 2",
     "snapshot": "vllm serve /root/.cache/huggingface/hub/models--Qwen--Qwen3-32B/snapshots/abc -tp 2",
@@ -150,21 +157,23 @@ def test_a_line_is_read_in_the_forms_of_a_shell(kind, tmp_path):
         assert data["hardware"]["tensor_parallel"] == 2
 
 
+STARTS = {
+    "vllm": "vllm serve Qwen/Qwen3-30B-A3B",
+    "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B",
+    "trtllm": "trtllm-serve Qwen/Qwen3-30B-A3B",
+    "llama.cpp": "llama-server -m Qwen3-8B-Q4_K_M.gguf",
+}
+
+
 def test_every_flag_of_every_engine_becomes_one_option():
     """None is dropped, and each has a kind and words for it."""
-    starts = {
-        "vllm": "vllm serve Qwen/Qwen3-30B-A3B",
-        "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B",
-        "trtllm": "trtllm-serve Qwen/Qwen3-30B-A3B",
-        "llama.cpp": "llama-server -m Qwen3-8B-Q4_K_M.gguf",
-    }
     for engine in ENGINES:
-        base = len(read_launch(starts[engine], None, "line", {"hardware.chip": "h100-sxm"}).options)
+        base = len(read_launch(STARTS[engine], None, "line", {"hardware.chip": "h100-sxm"}).options)
         for name, flag in known_flags(engine).items():
             if flag.meaning and not (flag.no_effect or flag.not_modelled):
                 continue
             value = " 1" if flag.takes else ""
-            launch = read_launch(f"{starts[engine]} --{name}{value}", None, "line", {"hardware.chip": "h100-sxm"})
+            launch = read_launch(f"{STARTS[engine]} --{name}{value}", None, "line", {"hardware.chip": "h100-sxm"})
             assert len(launch.options) == base + 1, name
             assert launch.options[-1].kind in ("no effect on time", "not modelled"), name
             assert launch.options[-1].why, name
@@ -172,6 +181,15 @@ def test_every_flag_of_every_engine_becomes_one_option():
             assert name in known_flags(engine), (engine, name)
         for name in (*table(engine)["since"], *table(engine)["until"]):
             assert name in known_flags(engine), (engine, name)
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "[1]", "{}", "1.5", "null", "1,2", "'{\"method\": 3}'"])
+def test_a_value_of_another_type_is_refused_in_one_line_or_read(value):
+    for engine, start in STARTS.items():
+        for name, flag in known_flags(engine).items():
+            if flag.meaning:
+                with suppress(ForerunError):
+                    read_launch(f"{start} --{name} {value}", Path(), "line", {"hardware.chip": "h100-sxm"})
 
 
 def test_options_are_used_without_effect_not_modelled_or_unknown():
@@ -192,6 +210,20 @@ def test_options_are_used_without_effect_not_modelled_or_unknown():
     }
     assert any("--warp-speed 9: unknown" in note for note in launch.notes)
     assert any("the load is assumed: 1024 + 256 tokens" in note for note in launch.notes)
+
+
+def test_a_file_type_that_is_not_named_is_what_llama_server_loads():
+    data = read("llama-server -hf unsloth/Qwen3-8B-GGUF -ngl 99 --flash-attn")
+    assert at(data, "model") == "unsloth/Qwen3-8B-GGUF:Q4_K_M"
+    assert any("llama-server loads Q4_K_M" in note for note in data["notes"])
+    assert at(read("llama-server -hf ggml-org/gpt-oss-120b-GGUF --n-cpu-moe 3"), "model") == "gpt-oss-120b"
+
+
+def test_processes_of_one_server_on_several_nodes_are_one_server():
+    start = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank"
+    data = read(f"# node 1\n{start} 0\n\n# node 2\n{start} 1\n")
+    assert (at(data, "hardware.tensor_parallel"), at(data, "pools")) == (16, None)
+    assert any("1 further commands start the same server's other processes" in note for note in data["notes"])
 
 
 def test_flags_that_the_image_does_not_have_are_noted():

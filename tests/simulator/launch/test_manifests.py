@@ -1,8 +1,12 @@
 """Manifests: what of Kubernetes, KServe, Dynamo, llm-d, Compose and benchmark recipes becomes a scenario."""
 
+from contextlib import suppress
+
 import pytest
+import yaml
 
 from forerun.errors import ForerunError
+from simulator.launch.reading import read_launch
 from simulator.running.scenario import load_scenario
 
 POD = """
@@ -92,6 +96,19 @@ decode:
   parallelism: {tensor: 2}
   containers: [{name: vllm, modelCommand: vllmServe, args: [--max-num-seqs, "64"]}]
 prefill: {create: false}
+""",
+    "production stack": """
+servingEngineSpec:
+  modelSpec:
+  - {name: chat, repository: vllm/vllm-openai, tag: v0.8.5, modelURL: Qwen/Qwen3-32B, replicaCount: 3, requestGPU: 2,
+     vllmConfig: {tensorParallelSize: 2, maxNumSeqs: 64, extraArgs: [--disable-log-requests]}}
+""",
+    "variables": """
+services:
+  chat:
+    image: vllm/vllm-openai
+    command: --model ${MODEL:-Qwen/Qwen3-32B} --tensor-parallel-size ${TP:-2} --max-num-seqs ${SEQS:-64}
+    deploy: {replicas: 3, resources: {reservations: {devices: [{capabilities: [gpu], device_ids: ["0,1"]}]}}}
 """,
     "config": "model: Qwen/Qwen3-32B\ntensor-parallel-size: 2\nmax-num-seqs: 64\nport: 80\n",
     "trtllm file": "# trtllm-serve Qwen/Qwen3-32B --extra_llm_api_options THIS_FILE\ntensor_parallel_size: 2\n"
@@ -203,6 +220,23 @@ def test_manifests_that_leave_something_open_are_refused_by_name(tmp_path):
     }.items():
         with pytest.raises(ForerunError, match=remark.replace("(", r"\(").replace(")", r"\)")):
             loaded(text, tmp_path, "hardware.chip=h100-sxm")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MANIFESTS if kind not in ("deployment", "trtllm file")])
+def test_a_manifest_with_a_value_of_another_type_is_refused_in_one_line_or_read(kind, tmp_path):
+    def places(part):
+        for key in [*part] if isinstance(part, dict) else range(len(part)):
+            yield part, key
+            if isinstance(part[key], dict | list):
+                yield from places(part[key])
+
+    for number in range(len(list(places(yaml.safe_load(MANIFESTS[kind]))))):
+        for value in (None, 1.5, [None]):
+            document = yaml.safe_load(MANIFESTS[kind])
+            part, key = [*places(document)][number]
+            part[key] = value
+            with suppress(ForerunError):
+                read_launch(yaml.safe_dump(document), tmp_path, "manifest", {"hardware.chip": "h100-sxm"})
 
 
 def test_chips_that_a_manifest_gives_and_the_command_leaves_idle_are_noted(tmp_path):
