@@ -343,7 +343,12 @@ def _same_numbers(word: str, other: str) -> bool:
         )
         for letters, number, size in numbers
     )
-    return near and all(part in other.lower() for part in short)
+    if not near or any(part not in other.lower() for part in short):
+        return False
+    from difflib import get_close_matches
+
+    long, others = re.findall(r"[a-z]{5,}", word.lower()), re.findall("[a-z]+", other.lower())
+    return all(part in other.lower() or get_close_matches(part, others, 1, LEAST_ALIKE) for part in long)
 
 
 def _parts(name: str) -> set[str]:

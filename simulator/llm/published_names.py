@@ -91,7 +91,8 @@ def with_formats(architecture: Architecture, text: str, checkpoint: NamedCheckpo
     note = f"'{text}' is read as {architecture.name}, weights {f'in {dtype}' if dtype else 'as published'}"
     if dtype is not None:
         taken = requantised(architecture, dtype)
-        dtypes |= weight_dtypes(architecture, taken) if isinstance(taken, str) else taken
+        own = {part: "mxfp4" for part, stored in dtypes.items() if stored == "mxfp4" and "gguf" in text.lower()}
+        dtypes |= (weight_dtypes(architecture, taken) if isinstance(taken, str) else taken) | own  # GGUF files keep it
         if dtype.startswith("mlx"):  # mlx.core.quantize converts embedding and LM head too
             dtypes |= dict.fromkeys(("embedding", "lm_head"), dtype)
     note += f" and a KV cache in {kv}" if kv else ""
@@ -117,7 +118,7 @@ def _shortened(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _word(text: str) -> str:
-    return re.sub(r"[\s()]+", "-", text.lower()).strip("-")
+    return re.sub(r"[\s()]+", "-", text.lower()).strip("-/")
 
 
 def _spellings(name: str, models: Mapping[str, str]) -> Iterator[tuple[str, bool]]:

@@ -149,6 +149,12 @@ def test_a_repository_name_is_its_model_in_its_format(name):
     assert tables == {dtype} if dtype in ("mlx4", "bf16", "q6_k") else tables == {"bf16"} or dtype == "q4_0"
 
 
+def test_gguf_files_of_a_model_in_mxfp4_keep_its_experts():
+    for tag in ("F16", "Q4_K_M", "BF16"):
+        assert load_architecture(f"unsloth/gpt-oss-20b-GGUF:{tag}").checkpoint_dtypes["expert"] == "mxfp4"
+    assert load_architecture("unsloth/gpt-oss-20b-BF16").checkpoint_dtypes["expert"] == "bf16"
+
+
 def test_a_model_in_4_bits_keeps_its_other_parts_in_another_format_of_4_bits():
     own, converted = load_architecture("kimi-k2.5"), load_architecture("nvidia/Kimi-K2.6-NVFP4")
     assert converted.checkpoint_dtypes == {**own.checkpoint_dtypes, "expert": "fp4"}
