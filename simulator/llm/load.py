@@ -93,8 +93,8 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
         raise ForerunError(f"{model}: no such file")
     if (named := _from_name(model)) is not None:
         return named
-    known = (*architecture_names(), *architecture_aliases())
-    hint = _published_hint(model) or did_you_mean(model.lower(), [n for n in known if _version(n) == _version(model)])
+    names = (*architecture_names(), *architecture_aliases())
+    hint = _published_hint(model) or did_you_mean(model.lower(), [n for n in names if _version(n) == _version(model)])
     cached = f"hf:{model} from the Hugging Face cache, " if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
     raise ForerunError(
         joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, {cached}or a path to a config.json)")

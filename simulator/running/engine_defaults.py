@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from math import inf
 from sys import maxsize
@@ -108,9 +109,9 @@ def default_formats(engine: EngineConfig, model: str | dict[str, Any]) -> dict[s
         the checkpoint's scales, if it has any.
     """
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
-        inline = isinstance(model, dict) and "kv_cache" not in str(model.get("quantization_config"))
+        plain = isinstance(model, dict) and not re.search("kv_cache|k_proj", str(model.get("quantization_config")))
         with suppress(ForerunError):  # refused where the model is needed
-            scaled = None if inline else load_architecture(model).kv_cache_dtype
+            scaled = None if plain else load_architecture(model).kv_cache_dtype
             return {} if scaled is None else {"kv_cache_dtype": scaled}
         return {}
     framework = load_framework(engine.framework)
