@@ -223,7 +223,7 @@ def _columns(path: Path) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _measured_kind(path: Path, _modified_ns: int) -> str | None:
     """``steps``, ``runs`` or None, by the content of a file."""
-    from traces.benchmark_results.read import detect
+    from traces.benchmark_results.read import recognised
     from traces.steps import COLUMNS
 
     try:
@@ -231,7 +231,7 @@ def _measured_kind(path: Path, _modified_ns: int) -> str | None:
             names = set(_columns(path))
             if "measured_s" in names and names <= set(COLUMNS):
                 return "steps"
-        return "runs" if detect(path) is not None else None
+        return "runs" if recognised(path) is not None else None
     except (TraceError, OSError, IndexError, ValueError, RecursionError):
         return None
 

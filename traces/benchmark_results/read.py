@@ -80,7 +80,7 @@ def _folder(folder: Path, format: str) -> Iterator[MeasuredRun]:
     """Runs of the files of a folder; tables of any names count where no file is one client's result."""
     once: set[str] = set()
     listed = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix in _SUFFIXES)
-    kinds = {file: kind for file in listed if (kind := _recognised(file, format))}
+    kinds = {file: kind for file in listed if (kind := recognised(file, format))}
     for file, kind in kinds.items():
         if kind == "table" and set(kinds.values()) != {"table"}:
             continue
@@ -104,8 +104,8 @@ def as_runs(source: str | Path | Sequence[MeasuredRun | str | Path]) -> list[Mea
     return runs
 
 
-def _recognised(file: Path, format: str) -> str | None:
-    """Format of a file of a folder; None for a file without results, such as a log or a configuration."""
+def recognised(file: Path, format: str = "auto") -> str | None:
+    """Format of a file; None for one without results, such as a log or a configuration."""
     try:
         kind = detect(file) if format == "auto" else format
         return None if kind == "table" and not read_runs(file) else kind
