@@ -22,7 +22,7 @@ from hwprofiles import ProfileError, chip_name, weakest
 from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Explanation, Start, explanation_of
 from simulator.replay.replay_tables import ERRORS, Replay, run_replay_tables
-from simulator.replay.rerun import framework_name, own_base, rerun
+from simulator.replay.rerun import framework_name, own_base, rerun, with_named_model
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
 from simulator.running.scenario import Scenario, as_scenario
@@ -263,6 +263,7 @@ def replay_requests(
         given = [runs] if isinstance(runs, str | Path) else runs
         sources = [str(one) for one in given if not isinstance(one, MeasuredRun)]
     runs, base = as_runs(runs), None if base is None else as_scenario(base)
+    runs = runs if base is not None else [with_named_model(run, overrides) for run in runs]
     conditions = [parse_condition(text) for text in where]
     chosen: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()

@@ -59,6 +59,15 @@ LEAST_WAVES = 10
 """Number of requests per outstanding request if the source does not state how many were sent."""
 
 
+def with_named_model(run: MeasuredRun, overrides: Sequence[str]) -> MeasuredRun:
+    """Run without its unknown model name, if an override states the model; with a note."""
+    names = [name for name in (run.model, run.tokenizer) if name is not None]
+    stated = next((one.partition("=")[2] for one in overrides if one.startswith("model=")), None)
+    if stated is None or not names or any(map(catalogue_model, names)):
+        return run
+    return replace(run, model=None, notes=(*run.notes, f"the file's model '{names[0]}' is {stated}, as --set states"))
+
+
 def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     """Base scenario of a run whose source states enough by itself; ``a.b=value`` overrides supply what it lacks.
 
@@ -191,7 +200,8 @@ def _model_of(run: MeasuredRun, base: Scenario) -> tuple[str | Json | None, str]
         return base.model, run.model
     if run.parameters and abs(own.parameters().total / run.parameters - 1) < SAME_SIZE:
         return base.model, run.model
-    raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}")
+    way = "; a server's own name for a model: leave the scenario out and give --chip and --set model=NAME"
+    raise ForerunError(f"model '{run.model}' is not known{_known('model', run.model)}{way}")
 
 
 def _same_model(own: str | Json, name: str) -> bool:

@@ -482,6 +482,48 @@ def test_what_people_paste_is_the_run_of_the_result_file(tmp_path, text, name):
         assert any(note.startswith("read '") for note in run.notes)
 
 
+OF_TRTLLM = """\
+Model:                  meta-llama/Llama-3.1-8B-Instruct
+TensorRT LLM Version:   1.0
+KV Cache Dtype:         FP8
+TP Size:                2
+Request Throughput (req/sec):                     40.0
+Total Output Throughput (tokens/sec):             5120.0
+Total Token Throughput (tokens/sec):              25600.0
+Total Latency (ms):                               23143.3944
+Per GPU Output Throughput (tps/gpu):              2560.0
+Average time-to-first-token [TTFT] (ms):          120.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "measured"),
+    [
+        (OF_TRTLLM, {"framework": "trtllm", "kv_cache_dtype": "FP8", "tensor_parallel": 2, "input_tokens": 512},
+         {"mean_ttft_ms": 120.5, "request_throughput": 40.0, "output_throughput": 5120.0,
+          "total_token_throughput": 25600.0}),
+        ("Throughput: 8.0 requests/s, 3,200.0 total tokens/s, 1600.0 output tokens/s\n",
+         {"process": "burst", "input_tokens": 200, "output_tokens": 200},
+         {"request_throughput": 8.0, "total_token_throughput": 3200.0, "output_throughput": 1600.0}),
+        ("Requests per second: 0.45\nTime to First Token (TTFT):\n  Min:   51 ms\n  Mean:  120.5 ms\n  P99:   0.6 s\n",
+         {"process": None, "request_rate": None},
+         {"request_throughput": 0.45, "mean_ttft_ms": 120.5, "p99_ttft_ms": 600.0}),
+        ("TTFT: 20.88 ± 0.47 ms\nTPOT: 9.5 ± 0.1 ms\nThroughput : 47.89 ± 1.07 tokens/s\n", {"model": None},
+         {"mean_ttft_ms": 20.88, "mean_tpot_ms": 9.5, "output_throughput": 47.89}),
+        ("| Spec decode | Prefix caching | Eager | TTFT (ms) |\n|-|-|-|-|\n| MTP | on | yes | 7 |\n",
+         {"speculation": "MTP", "prefix_caching": True, "settings": {"engine.cuda_graphs": False}},
+         {"mean_ttft_ms": 7.0}),
+        (json.dumps({"prompt": "Tell me", "ttft_ms": 7.0, "output": "Once"}), {"input_tokens": None},
+         {"mean_ttft_ms": 7.0}),
+    ],
+    ids=["trtllm", "offline", "headings", "spread", "options", "texts"],
+)  # fmt: skip
+def test_lines_of_other_benchmarks_are_read_by_their_names(tmp_path, text, facts, measured):
+    (run,) = read_runs(written(tmp_path, text, "a.json" if text.startswith("{") else "a.txt"))
+    assert {name: getattr(run, name) for name in facts} == facts
+    assert run.measured == pytest.approx(measured)
+
+
 def test_a_block_names_the_model_of_its_command_and_the_engine_of_its_backend(tmp_path):
     (vllm,) = read_runs(written(tmp_path, VLLM_BLOCK, "a.txt"))
     (sglang,) = read_runs(written(tmp_path, SGLANG_BLOCK, "b.txt"))

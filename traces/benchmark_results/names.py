@@ -15,18 +15,7 @@ from traces.fields import TIME_WORDS, UNITS_PER_SECOND, squash
 TABLES: dict[str, dict[str, Any]] = packaged("traces.benchmark_results", "formats.yaml")
 """Fields of each client's results."""
 _WORDS = TABLES["table"]
-_TEXTS = (
-    "run",
-    "model_id",
-    "tokenizer_id",
-    "hw",
-    "framework",
-    "backend",
-    "framework_version",
-    "quantization",
-    "lengths",
-    "profile",
-)
+_TEXTS = frozenset(_WORDS["texts"])
 _FRACTIONS = ("request_rate", "burstiness", "accept_length")
 _SERVER_FIELDS = {
     name for names in TABLES["vllm-bench"]["fields"].values() for name in ([names] if isinstance(names, str) else names)
@@ -87,11 +76,17 @@ def name_of(label: str) -> Name | None:
     >>> name_of("P99 TTFT (ms)").result_key, name_of("itl_mean_ms").result_key, name_of("Req Tput (RPS)").key
     ('p99_ttft_ms', 'mean_itl_ms', 'request_throughput')
     """
-    inside = _split(" ".join(re.findall(r"[(\[]([^)\]]*)[)\]]", label)))
     words = _split(re.sub(r"[(\[][^)\]]*[)\]]", " ", label))
     fields, latencies, rates = _phrases("fields"), _phrases("latencies"), _phrases("throughputs")
-    if inside in (["tokens"], ["requests"], ["count"], ["inferred"]) or squash("".join(inside)) in latencies:
-        inside = []  # "Request Count (count)", "Time to First Token (TTFT)"
+    beside = {
+        "tokens",
+        "requests",
+        "count",
+        "inferred",
+        *latencies,
+    }  # "Request Count (count)", "... first token [TTFT]"
+    notes = [_split(one) for one in re.findall(r"[(\[]([^)\]]*)[)\]]", label) if squash(one) not in beside]
+    inside = [word for one in notes for word in one]
     if not inside and squash("".join(words)) in fields and "/" not in (_unit(words)[0] or ""):
         plain = squash("".join(words))
         return Name(fields[plain][0], statistic=WEAKER if plain in ("batch", "batchsize", "bs", "dtype") else "mean")
@@ -178,7 +173,11 @@ def results_of(rows: Sequence[Row], printed: bool) -> Iterator[tuple[str, dict[s
             inferred, or a cell that is no number.
     """
     labels = list(dict.fromkeys(label for _, cells in rows for label in cells))
-    names = {label: name for label in labels if (name := name_of(label))}
+    numeric = {
+        label for _, cells in rows for label, cell in cells.items() if re.match(r"\W*(\d|inf)", str(cell).lower())
+    }
+    names = {label: name for label in labels if (name := name_of(label))
+             and (name.is_figure or name.key in _TEXTS or label in numeric or label in _SERVER_FIELDS)}  # fmt: skip
     if not any(name.is_figure for name in names.values()):
         raise TraceError(f"{rows[0][0]}: no latency or throughput in it (names seen: {', '.join(labels[:8])})")
     read = [f"'{label}' as {name.result_key}" for label, name in names.items() if label != name.result_key]

@@ -87,7 +87,7 @@ def vllm_run(result: Record, place: str, file: Path) -> MeasuredRun:
     none_completed = Cells(result, place).number("completed") == 0
     cells = Cells({**result, "completed": None} if none_completed else result, place)
     backend = (cells.text("backend") or "").lower()
-    sglang = "mean_e2e_latency_ms" in result or backend.startswith("sglang")
+    sglang = "mean_e2e_latency_ms" in result or backend.startswith("sglang") or backend in ("engine", "runtime")
     measured = {
         name: value for name, value in _measured("vllm-bench", cells).items() if not (sglang and "_itl_" in name)
     }
@@ -107,7 +107,7 @@ def vllm_run(result: Record, place: str, file: Path) -> MeasuredRun:
     else:
         process = "gamma" if burstiness not in (None, 1.0) else "poisson"
     if engine is None and backend:
-        engine = "sglang" if backend.startswith("sglang") else backend
+        engine = next((name for name, pattern in _BACKENDS.items() if re.match(pattern, backend)), backend)
         if backend.startswith("openai") or (backend == "vllm" and not sglang):
             engine = None
             notes.append(f"backend '{backend}' is the client's protocol; the scenario names the engine")
@@ -125,6 +125,10 @@ def vllm_run(result: Record, place: str, file: Path) -> MeasuredRun:
         settings={"engine.cuda_graphs": False} if cells.flag("enforce_eager") else {}, measured=measured,
         notes=tuple(notes), unusable="no request completed" if none_completed else too_many_failed(failed, completed),
         **_drafting(cells), **facts)  # type: ignore[arg-type]  # fmt: skip
+
+
+_BACKENDS = {"sglang": "sglang|engine|runtime", "trtllm": "trt|tensorrt|pytorch|_autodeploy"}
+"""Engines by what clients call them: SGLang's offline benchmark, and the runtimes of trtllm-bench."""
 
 
 def too_many_failed(failed: float, completed: int | None) -> str | None:
@@ -172,12 +176,13 @@ def named_runs(rows: Sequence[Row], file: Path, printed: bool) -> Iterator[Measu
             parts = (amount(part, f"{place}: {lengths}") for part in re.split(r"\s*[/|x,]\s*", str(lengths)))
             pair = [one[0] * (1024 if (one[1] or "").lower() == "k" else 1) for one in parts if one]
             result |= dict(zip(("input_tokens", "output_tokens"), pair, strict=False))
-        made, served = result.get("output_throughput"), result.get("request_throughput")
-        stated = {"output_tokens", "total_output_tokens"} & set(result)
-        if isinstance(made, float) and isinstance(served, float) and served > 0 and not stated:
-            result["output_tokens"] = made / served
-            notes.append(f"{made / served:.0f} tokens per answer: output throughput over request throughput")
-        pattern = str(result.pop("profile", "")).lower()
+        rates = ("request_throughput", "output_throughput", "total_token_throughput")
+        served, made, whole = (Cells(result, place).number(name) or 0.0 for name in rates)
+        for kind, rate in (("output_tokens", made), ("input_tokens", whole - made if made else 0.0)):
+            if served > 0 and rate > 0 and not {kind, f"total_{kind}"} & set(result):
+                result[kind] = rate / served
+                notes.append(f"{kind.replace('_', ' ')} {rate / served:.0f}: token throughput over request throughput")
+        pattern, drafter = str(result.pop("profile", "")).lower(), result.pop("speculation", None)
         if chips := re.fullmatch(r"(\d+)\s*[x×]\s*(.+)", str(result.get("hw", ""))):
             result = {"tensor_parallel_size": chips[1], **result, "hw": chips[2]}
         if printed and "failed" in result and not {"request_rate", "max_concurrency"} & set(result):
@@ -185,6 +190,7 @@ def named_runs(rows: Sequence[Row], file: Path, printed: bool) -> Iterator[Measu
             notes.append("neither a rate nor a limit was printed: all requests are sent at once")
         run = vllm_run({**result, "notes": notes}, place, file)
         run = replace(run, process="constant") if run.process == "poisson" and pattern in ("constant", "async") else run
+        run = replace(run, speculation=str(drafter)) if drafter else run
         yield replace(run, name=f"{run.name} {number}") if len(rows) > 1 and "run" not in result else run
 
 

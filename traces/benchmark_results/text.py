@@ -11,7 +11,7 @@ from traces.errors import TraceError
 from traces.fields import Record, squash
 from traces.files import csv_lines
 
-_BLOCK = re.compile(r"=+\s*Serving Benchmark Result\s*=+|MLPerf Results Summary", re.IGNORECASE)
+_BLOCK = re.compile(r"=+[\w ]*Benchmark Result\s*=+|MLPerf Results Summary", re.IGNORECASE)
 _LINE = re.compile(r"^[^A-Za-z0-9]*(?P<name>[A-Za-z0-9][^:=|]*?)\s*:\s+(?P<value>\S.*?)\s*\|?$")
 _CLIENT = re.compile(r"Namespace\(.*|.*\b(?:bench_serving|bench serve|benchmark_serving)\b.*")
 _OPTION = re.compile(r"--([a-z-]+)[ =]+([^\s\\]+)|\b(\w+)=('[^']*'|[^,()]+)")
@@ -46,6 +46,10 @@ def blocks_in(text: str, file: Path) -> list[Row]:
                 cells = {key: one for key, one in cells.items() if key != name.key} | {label: value}
             elif label in ("SUT name", "Scenario"):
                 cells[label] = value
+        if "TensorRT LLM Version" in block:
+            cells["framework"] = "trtllm"
+        if "Offline Throughput" in block[:60]:
+            cells["request rate"] = "inf"
         if {"Traffic request rate", "Max request concurrency"} & set(cells):
             cells.pop("Concurrency", None)  # SGLang's measured mean
         rows.append((f"{file}:{text.count(chr(10), 0, start) + 1}", cells))
@@ -63,6 +67,10 @@ def _lines(block: str) -> Iterator[tuple[str, str]]:
         if match is None:
             heading = line.strip(" #*-=:") if line.rstrip().endswith(":") else heading if line.strip() else ""
             continue
+        listed = re.findall(r"([\d.,]*\d) ([a-z ]*/s)(?:,|$)", match["value"])
+        if len(listed) > 1:  # vLLM's offline benchmark: 8.27 requests/s, 3417.4 total tokens/s, 1640.3 output tokens/s
+            yield from [*((unit, number) for number, unit in listed), ("request rate", "inf")]
+            continue
         unit = re.fullmatch(r"[\d.,]+(?:\s*±\s*[\d.,]+)?\s*([a-zA-Z/]+)", match["value"])
         names = [match["name"], *([f"{match['name']} ({unit[1]})"] if unit else [])]
         names += [f"{heading} {name}" for name in names[::-1] if heading]
@@ -71,7 +79,9 @@ def _lines(block: str) -> Iterator[tuple[str, str]]:
 
 def tables_in(text: str, file: Path) -> list[list[Row]]:
     """Tables with figures in a text as rows of name -> cell; AIPerf's as name -> statistics."""
+    pasted = re.search(r"^[ \t]*Metric,.*(?:\n[ \t]*(?:[^,\n]+,.*)?)*", text, re.MULTILINE)  # AIPerf's CSV
     tables = [_csv(text, file)] if file.suffix in (".csv", ".tsv") else _piped(text)
+    tables = [_csv(re.sub(r"^[ \t]+", "", pasted[0], flags=re.MULTILINE), file)] if pasted else tables
     return [rows for cells in tables if cells and (rows := _oriented(cells, file))]
 
 

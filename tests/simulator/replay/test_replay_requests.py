@@ -144,7 +144,8 @@ def test_unknown_names_are_skipped_with_their_reason():
     runs = [closed_loop(2), closed_loop(2, model="acme/unheard-of-7b"), closed_loop(2, chip="Ascend 910B")]
     report = replay_requests([*runs, closed_loop(2, data_parallel_attention=8)], BASE)
     assert report.skipped == {
-        "model 'acme/unheard-of-7b' is not known (forerun models list)": 1,
+        "model 'acme/unheard-of-7b' is not known (forerun models list); a server's own name for a model: leave the "
+        "scenario out and give --chip and --set model=NAME": 1,
         "chip 'Ascend 910B' is not known (forerun chips list)": 1,
         "hardware.attention_data_parallel: llama-3.1-8b has no experts that groups could share; more copies of a dense "
         "model are hardware.replicas": 1,
@@ -639,6 +640,10 @@ def test_the_first_line_names_every_model_of_a_file_with_several(folder, forerun
 def test_an_unknown_model_is_the_scenarios_by_its_number_of_weights_alone(folder, forerun):
     line = forerun("replay requests served.csv --jobs 1 --scenario base.yaml").error_line
     assert "model 'mine' is not known" in line
+    assert "leave the scenario out and give --chip and --set model=NAME" in line
+    command = "replay requests served.csv --jobs 1 --chip h100-sxm --set model=llama-3.1-8b --json -"
+    (run,) = forerun(command).document["runs"]
+    assert "the file's model 'mine' is llama-3.1-8b, as --set states" in run["notes"]
     (run,) = forerun("replay requests bench.md --jobs 1 --scenario base.yaml --json -").document["runs"]
     assert run["simulated"].startswith("llama-3.1-8b, on h100-sxm under llama.cpp")
     (folder / "bench.md").write_text((folder / "bench.md").read_text().replace("8.03 B", "7.25 B"))
