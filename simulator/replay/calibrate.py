@@ -41,7 +41,7 @@ from simulator.replay.fit import (
     make_problem,
     mixed_structure,
 )
-from simulator.replay.kernels import check_devices
+from simulator.replay.kernels import only_device
 from simulator.replay.predict import REGIMES, predict_table
 from simulator.replay.replay_tables import Replay, calibration_tables
 from simulator.replay.speed_of_light import impossible_rows
@@ -177,7 +177,7 @@ def calibrate(
     """
     split, table = split or Split(), as_table(table)
     chip = chip if isinstance(chip, Chip) else load_chip(chip)
-    check_devices(table)
+    only_device(table)
     skipped = Counter(table.skipped)
     table = _of_library(table, library, skipped)
     known = library if library in (*LIBRARIES, *chip.kernels) else "generic"

@@ -14,7 +14,7 @@ import numpy as np
 from forerun.arrays import BoolArray
 from forerun.errors import ForerunError, warn_renamed
 from forerun.tables import Table, number, percent
-from hwprofiles import BASES, Chip, KernelLibrary
+from hwprofiles import BASES, Chip, KernelLibrary, chip_name, chip_names
 from hwprofiles.choice import PORTABLE
 from simulator.replay.evidence import apply_evidence
 from simulator.replay.predict import REGIMES, Prediction, predict_table
@@ -26,6 +26,8 @@ from traces.kernels import OLD_COLUMNS, OPS, SIZES, WORDS, KernelFiles, KernelTa
 
 WORST_ROWS = 20
 TRAINING = "part of the training split"
+ARCHITECTURES = ("wormhole", "blackhole")
+"""Architectures that a trace names in place of a device."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +49,14 @@ class ReplayReport(Replay):
     """True if the learned correction is on."""
     beside: Score | None = None
     """Score over all rows of the other variant (physics alone, or with the correction); None if there is none."""
+    measured_on: str | None = None
+    """Device of the rows, if it is another one than the chip."""
+
+    @property
+    def title(self) -> str:
+        """Chip and kernels of the predictions, and the device of the measurements if it is another."""
+        words = "" if self.measured_on is None else f": measured on {self.measured_on}, another device"
+        return f"{super().title}{words}"
 
     @property
     def basis(self) -> str:
@@ -144,7 +154,7 @@ def replay_kernels(
     if not isinstance(kernels, KernelLibrary):
         kernels = KernelLibrary(kernels, trace_library(table, library))
     skipped = Counter(table.skipped)
-    check_devices(table)
+    device = only_device(table)
     prediction = predict_table(table, kernels)
     skipped.update(prediction.refused)
     out, reasons = impossible_rows(table, prediction, kernels.chip)
@@ -177,6 +187,7 @@ def replay_kernels(
         split,
         on,
         overall_score(scored, beside.where(keep)) if beside is not prediction else None,
+        device if device and is_other_device(device, kernels.chip) else None,
     )
 
 
@@ -188,14 +199,33 @@ def trace_library(table: KernelTable, library: str) -> str:
     return PORTABLE if library == "generic" and named == {PORTABLE} else library
 
 
-def check_devices(table: KernelTable) -> None:
-    """Raise ForerunError when a trace mixes rows of several devices."""
+def only_device(table: KernelTable) -> str:
+    """Device of a trace's rows; empty if the trace names none.
+
+    Raises:
+        ForerunError: rows of several devices.
+    """
     column = table.word("device")
     present = sorted({column.names[code] for code in np.unique(column.codes)} - {""})
     if len(present) > 1:
         raise ForerunError(
             f"{table.source}: rows of several devices ({', '.join(present)}); pick one with --device NAME"
         )
+    return present[0] if present else ""
+
+
+def is_other_device(device: str, chip: Chip) -> bool:
+    """True if a device that a trace names is another chip, or of another architecture, than a profile.
+
+    >>> from hwprofiles import load_chip
+    >>> [is_other_device("wormhole_b0", load_chip(name)) for name in ("n150", "p150")]
+    [False, True]
+    """
+    named = chip_name(device, chip_names())
+    if named is not None:
+        return named not in (chip.name, chip.like)
+    word = next((word for word in ARCHITECTURES if word in device.lower()), None)
+    return word is not None and word not in chip.description.lower()
 
 
 def condition_rows(table: KernelTable, condition: str) -> BoolArray:
