@@ -152,7 +152,7 @@ def _from_catalogue(name: str) -> Architecture:
 
 
 def _catalogue_name(model: str) -> str | None:
-    """Catalogue name of a name in any case, or of a repository; the other files are read for repositories only."""
+    """Catalogue name for a model name in any case or a repository; only repositories need a search of all files."""
     lowered = model.lower()
     if lowered in _catalogue_names():
         return lowered

@@ -346,7 +346,7 @@ class _KernelFit:
         source: Source,
         residual: bool,
     ) -> tuple[FamilyFit, Correction | None]:
-        """Errors on those ``rows`` outside ``seen``, the parameters with these errors, and the correction, if any."""
+        """Errors on ``rows`` that are not in ``seen``; parameters that record these errors; correction, if any."""
         training = np.ones(len(rows), dtype=bool) if few else training_rows(rows, self.split)
         core = core_rows(self.family, rows)
         ranges = seen_ranges(seen)

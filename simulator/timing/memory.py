@@ -23,7 +23,7 @@ from simulator.timing.kernels import LOGIT_BYTES
 ANY = 1 << 40
 """Number of pages (practically unlimited) for a chip whose layers cache nothing."""
 NEARLY_AS_MANY = 1.25
-"""Ratio of layer counts of two kinds below which a group has the size of the larger count."""
+"""Maximum ratio of the two kinds' layer counts at which a group has the size of the larger count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -591,7 +591,7 @@ def _schedule_note(tuning: Tuning, scheduled: bool) -> str:
         return f"a schedule by batch costs {words}; the speed-ups with the flags include it"
     gains = zip(tuning.mean, schedule_speedups(tuning), strict=True)
     pairs_of = ", ".join(f"{gain:.2f} at {cell.at_batch:,}" for cell, gain in gains)
-    return f"no schedule by batch: it costs {words}, and would leave speed-ups of {pairs_of}"
+    return f"no schedule by batch: it costs {words}, and would reduce the speed-ups to {pairs_of}"
 
 
 def tune_sentence(tuning: Tuning) -> str:

@@ -143,10 +143,10 @@ def test_a_time_in_another_unit_is_refused_in_one_line(kernels, factor, message)
 
 def test_another_device_than_the_chip_is_named_in_the_first_line():
     sizes = {"m": [512, 1024], "n": [4096, 4096], "k": [4096, 4096]}
-    for device, said in (("NVIDIA L40S", True), ("wormhole_b0", True), ("NVIDIA H100 80GB HBM3", False), ("", False)):
+    for device, named in (("NVIDIA L40S", True), ("wormhole_b0", True), ("NVIDIA H100 80GB HBM3", False), ("", False)):
         rows = measured(rows_of("gemm", sizes, dtype="bf16", device=device), "h100-sxm", "sglang")
         title = replay_kernels(rows, PHYSICS).title
-        assert title.endswith(f": measured on {device}, another device") == said, device
+        assert title.endswith(f": measured on {device}, another device") == named, device
 
 
 def test_the_split_is_by_shape_and_the_same_for_every_file_and_library(kernels):
