@@ -147,7 +147,8 @@ def fit_survival(survival: Sequence[float], drafts: float | None = None) -> Acce
     """Level and decay from the share of drafts in which position i is accepted: the most likely ones given counts.
 
     Position i is a binomial trial of the drafts accepted up to position i - 1, so deep positions that few drafts
-    reached weigh little. Positions that no draft reached are left out.
+    reached weigh little. Positions that no draft reached are left out. With counts, half an acceptance and half a
+    rejection are added to each position (Jeffreys' prior), so that few drafts are no certainty.
 
     Args:
         survival: never rises; vLLM's per-position acceptance rates.

@@ -256,9 +256,10 @@ class TestFits:
         assert max(fit.predicted) <= 1.0
 
     def test_the_first_position_alone_has_a_binomial_error(self):
-        fit = fit_survival([0.6], 400)
-        assert (fit.model, fit.decay_identified) == (LevelDecay(0.6), False)
-        assert fit.level_error == pytest.approx((0.6 * 0.4 / 400) ** 0.5)
+        """240 of 400 are accepted, and half a draft either way is the prior's."""
+        fit, level = fit_survival([0.6], 400), 240.5 / 401
+        assert (fit.model, fit.decay_identified) == (LevelDecay(level), False)
+        assert fit.level_error == pytest.approx((level * (1 - level) / 401) ** 0.5)
         assert (fit.decay_error, fit.degrees) == (None, 0)
         assert fit.deviance == pytest.approx(0.0, abs=1e-9)
         assert fit_survival([0.6]).level_error is None
@@ -294,12 +295,14 @@ class TestFits:
 
 
 def _loss(survival, drafts, level, decay):
+    """Twice the loss of likelihood of a model, with half a draft of the prior accepted and half a one not."""
     reached = [1.0, *survival]
     rates = LevelDecay(level, decay).conditional(len(survival))
     total = 0.0
     for i, rate in enumerate(rates):
-        seen = survival[i] / reached[i]
-        total += 2 * drafts * reached[i] * (seen * np.log(seen / rate) + (1 - seen) * np.log((1 - seen) / (1 - rate)))
+        trials = drafts * reached[i] + 1.0
+        seen = (drafts * survival[i] + 0.5) / trials
+        total += 2 * trials * (seen * np.log(seen / rate) + (1 - seen) * np.log((1 - seen) / (1 - rate)))
     return total
 
 
