@@ -77,7 +77,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
         with _options_named(options), checked_outputs(values["out"], values["json_file"]):
             subject, used = _subject(
                 files,
-                chosen(values["set_values"], *(values.get(name) for name in free)),
+                chosen(values["set_values"], **{name: values[name] for name, kind in free.items() if kind is not None}),
                 arguments,
                 "columns" in options,
             )

@@ -305,6 +305,18 @@ def test_commands_take_lines_traces_and_several_of_them(forerun):
     assert (workload["trace"], workload["num_requests"], workload.get("input_tokens")) == ("azure-conv-2023", 5, None)
 
 
+def test_a_shortcut_leaves_an_option_of_a_study_as_it_is(forerun, tmp_path):
+    """plan has a --rate and a --trace of its own, which are no fields of the scenario."""
+    (tmp_path / "chat.yaml").write_text(
+        "model: llama-3.1-8b\nhardware: {chip: h100-sxm}\nworkload: {trace: azure-conv-2023, num_requests: 40}\n"
+    )
+    outcome = forerun(
+        "plan", tmp_path / "chat.yaml", "--rate", "2", "--slo", "p99_ttft_ms=5000", "--jobs", "1", "--json", "-"
+    )
+    workload = json.loads(outcome.out)["scenario"]["workload"]
+    assert (workload["trace"], workload.get("arrivals")) == ("azure-conv-2023", None)
+
+
 def test_hints_for_engine_flags_come_from_the_tables():
     for field, meant in {
         "engine.enforce_eager": "engine.cuda_graphs: false",
