@@ -150,6 +150,7 @@ EXAMPLES = {
     "pools.hardware": "{chip: h200-sxm, replicas: 2}",
     "pools.engine": "{max_num_batched_tokens: 16384}",
     "pools.usd_per_chip_hour": "3.5",
+    "notes": "[the load is assumed]",
     "speculation": "{method: eagle3, num_speculative_tokens: 3}",
     "speculation.tree.name": "eagle-25",
     "speculation.tree.choices": "[[0], [1], [0, 0]]",
