@@ -52,7 +52,6 @@ from simulator.serving import GapCounts, RequestRecords, RunLog, SpeculationCoun
 from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary, seen_worth
-from simulator.speculation.engine_logs import rate_factors, read_acceptance
 from simulator.speculation.speculation_config import named
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
@@ -245,6 +244,8 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
         return []
     ends = ACCEPTANCE_ENDS
     if speculation.acceptance.log is not None:
+        from simulator.speculation.engine_logs import rate_factors, read_acceptance
+
         ends = rate_factors(read_acceptance(speculation.acceptance.log))
         if ends[1] - ends[0] < LEAST_ACCEPTANCE_RANGE:
             return []
