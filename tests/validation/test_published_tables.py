@@ -254,15 +254,15 @@ def test_a_table_of_ones_own_kind_is_read_before_the_general_ones(tmp_path, monk
     monkeypatch.setattr(read, "FORMATS", dict(read.FORMATS))
     monkeypatch.setattr(read, "_TABLES", dict(read._TABLES))
     path = tmp_path / "mine.csv"
-    path.write_text("who,tpot\nme,12.5\n")
-    with pytest.raises(TraceError, match="not recognised"):
+    path.write_text("who,gap\nme,12.5\n")
+    with pytest.raises(TraceError, match="no latency or throughput"):
         read_runs(path)
 
     def mine(rows, file):
         for cells in rows:
-            yield MeasuredRun(cells.text("who"), cells.place, measured=latencies_ms(cells, {"mean_tpot_ms": "tpot"}))
+            yield MeasuredRun(cells.text("who"), cells.place, measured=latencies_ms(cells, {"mean_tpot_ms": "gap"}))
 
-    register_table("mine", "a table of mine", frozenset({"who", "tpot"}), mine)
+    register_table("mine", "a table of mine", frozenset({"who", "gap"}), mine)
     (run,) = read_runs(path)
     assert (run.name, run.measured) == ("me", {"mean_tpot_ms": 12.5})
     assert read_runs(path, "mine")[0].name == "me"
