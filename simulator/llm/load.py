@@ -94,16 +94,27 @@ def load_architecture(model: str | Path | Mapping[str, object]) -> Architecture:
     if (named := _from_name(model)) is not None:
         return named
     names = (*architecture_names(), *architecture_aliases())
-    hint = _published_hint(model) or did_you_mean(model.lower(), [n for n in names if _version(n) == _version(model)])
+    hint = _published_hint(model) or did_you_mean(model.lower(), [n for n in names if _may_mean(model, n)])
     cached = f"hf:{model} from the Hugging Face cache, " if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
     raise ForerunError(
         joined_lines(f"model: no model '{model[:120]}'{hint} (forerun models list, {cached}or a path to a config.json)")
     )
 
 
+def _may_mean(text: str, name: str) -> bool:
+    """True if a model of the catalogue has the generation and the size of a text, where that names them.
+
+    >>> pairs = ("lama-1b", "llama-3.2-1b"), ("qwen3-7b", "qwen3-1.7b"), ("mistral-8b", "mixtral-8x7b")
+    >>> tuple(_may_mean(*pair) for pair in pairs)
+    (True, False, False)
+    """
+    sizes = r"(?<![\d.])\d+(?:\.\d+)?(?:x\d+(?:\.\d+)?)?b\b"
+    return _version(text) in ("", _version(name)) and {*re.findall(sizes, text.lower())} <= {*re.findall(sizes, name)}
+
+
 def _version(name: str) -> str:
-    """First number in a model's name, its generation in most families."""
-    number = re.search(r"\d+(\.\d+)?", name.rsplit("/", 1)[-1])
+    """First number in a model's name that is no size, its generation in most families; empty if there is none."""
+    number = re.search(r"\d+(\.\d+)?(?![\d.]*b)", name.rsplit("/", 1)[-1].lower())
     return number[0] if number else ""
 
 

@@ -537,6 +537,20 @@ def test_columns_of_a_table_that_is_compared_are_runs(tmp_path):
     assert [(run.name, run.max_concurrency) for run in runs] == [("Before", 16), ("After", 32)]
 
 
+def test_thousands_and_figures_below_zero_are_no_other_numbers(tmp_path):
+    text = "| ISL | OSL | Conc | TTFT (ms) | TPOT (ms) | Output tok/s |\n| 8k | 1k | 4 | 70 | -0.00 | 1.5k |\n"
+    (run,) = read_runs(written(tmp_path, text, "runs.md"))
+    assert (run.input_tokens, run.output_tokens) == (8192, 1024)
+    assert run.measured == {"mean_ttft_ms": 70.0, "output_throughput": 1500.0}
+    assert "lengths in k are multiples of 1,024 tokens" in run.notes
+
+
+@pytest.mark.parametrize(("column", "cell"), [("GPU", "H100 x8"), ("GPU", "8x H100"), ("GPUs", "8"), ("TP", "8")])
+def test_chips_of_a_table_are_tensor_parallel(tmp_path, column, cell):
+    (run,) = read_runs(written(tmp_path, f"{column},concurrency,ttft_ms\n{cell},4,70\n", "runs.csv"))
+    assert (run.tensor_parallel, run.chip) == (8, "H100" if column == "GPU" else None)
+
+
 def test_a_chip_times_a_count_is_tensor_parallel(tmp_path):
     (run,) = read_runs(written(tmp_path, MARKDOWN, "runs.md"))
     assert (run.chip, run.tensor_parallel, run.model) == ("H100", 2, "meta-llama/Llama-3.1-8B-Instruct")
@@ -803,6 +817,12 @@ def test_a_folder_is_read_as_its_results_and_its_tables_only_where_there_are_no_
         ("| TTFT (ms) | TTFT mean (ms) |\n|---|---|\n| 7 | 8 |\n", "a.md", "a second mean_ttft_ms"),
         ("| TTFT (ms) | ISL |\n|---|---|\n| 7 |\n", "a.md", "1 cells where the header names 2"),
         ("| TTFT (ms) | TPOT (ms) |\n|---|---|\n| 7,5 | 8 |\n", "a.md", "'7,5' is no number"),
+        (
+            "| Conc | TTFT (ms) | TPOT |\n|---|---|---|\n| **Llama-8B** | | |\n| 8 | 7 | 8 ms |\n",
+            "a.md",
+            "heads the rows",
+        ),
+        ("| Users | ISL | TTFT (ms) |\n|---|---|---|\n| 8 | 2 pages | 7 |\n", "a.md", "unit 'pages' is not known here"),
         (LOADGEN.replace("Server\n", "MultiStream\n"), "a.txt", "'MultiStream' is not one of Offline, Server"),
     ],
 )

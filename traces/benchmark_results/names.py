@@ -27,7 +27,7 @@ _RATE = re.compile(
 )
 _TIME = {**TIME_WORDS, "second": "s", "secs": "s", "msec": "ms"}
 _NUMBER = re.compile(
-    r"[~≈]?\s*((?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[-+]?\d+)?)\s*(?:±[\s\d.,%]*)?([^\d,.]*)", re.I
+    r"[~≈]?\s*([-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?)\s*(?:±[\s\d.,%]*)?([^\d,.]*)", re.I
 )
 _NOTHING = ("", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "not set", "?", "tbd")
 WEAKER = "weaker"
@@ -89,7 +89,7 @@ def name_of(label: str) -> Name | None:
     inside = [word for one in notes for word in one]
     if not inside and squash("".join(words)) in fields and "/" not in (_unit(words)[0] or ""):
         plain = squash("".join(words))
-        return Name(fields[plain][0], statistic=WEAKER if plain in ("batch", "batchsize", "bs", "dtype") else "mean")
+        return Name(fields[plain][0], statistic=WEAKER if plain in _WORDS["weaker"] else "mean")
     if label in _SERVER_FIELDS:
         return Name(label)
     statistics = [_phrases("statistics")[word][0] for word in [*words, *inside] if word in _phrases("statistics")]
@@ -151,7 +151,7 @@ def amount(cell: object, place: str) -> tuple[float, str | None] | None:
     if word.lower() in _NOTHING or word.endswith(("x", "×", "%")):
         return None
     match = _NUMBER.fullmatch(word)
-    if match is None or not match[1] or float(match[1].replace(",", "")) == inf:
+    if match is None or abs(float(match[1].replace(",", ""))) == inf:
         raise TraceError(f"{place}: {shown(word)} is no number{comma_hint(word)}")
     unit, rest = _unit(_split(match[2]))
     return float(match[1].replace(",", "")), unit if not rest else match[2].strip()
@@ -189,6 +189,8 @@ def results_of(rows: Sequence[Row], printed: bool) -> Iterator[tuple[str, dict[s
         result: dict[str, object] = {}
         for label, name in sorted(names.items(), key=lambda item: item[1].statistic == WEAKER):
             value = _value(name, cells.get(label), f"{place}: {label}", units.get(label))
+            if "tokens" in name.key and re.search(r"\dk\b", str(cells.get(label)), re.IGNORECASE):
+                notes.append("lengths in k are multiples of 1,024 tokens")
             beside = {name.key, "request_rate"} if name.key == "max_concurrency" else {name.key}
             if value is None or (name.statistic == WEAKER and beside & set(result)):
                 continue
@@ -240,5 +242,10 @@ def _value(name: Name, cell: object, place: str, assumed: str | None) -> object:
             raise TraceError(f"{place}: unit '{unit}' is no unit of time")
         return value * UNITS_PER_SECOND["ms"] / UNITS_PER_SECOND[unit]
     per = (unit or "").partition("/")[2]
+    if unit and not per and squash(unit) not in ("k", "tokens", "token", "tok", "requests", "req", "users", "streams"):
+        raise TraceError(f"{place}: unit '{unit}' is not known here")
+    value *= (
+        1 if unit is None or squash(unit) != "k" else 1024 if name.key in ("input_tokens", "output_tokens") else 1000
+    )
     value *= (1000 if per.startswith("k") else 1) / (60 if per.endswith("m") else 1)
     return value if name.is_figure or name.key in _FRACTIONS else round(value)

@@ -175,6 +175,7 @@ def named_runs(rows: Sequence[Row], file: Path, printed: bool) -> Iterator[Measu
         if lengths := result.pop("lengths", None):
             parts = (amount(part, f"{place}: {lengths}") for part in re.split(r"\s*[/|x,]\s*", str(lengths)))
             pair = [one[0] * (1024 if (one[1] or "").lower() == "k" else 1) for one in parts if one]
+            notes += ["lengths in k are multiples of 1,024 tokens"] if "k" in str(lengths).lower() else []
             result |= dict(zip(("input_tokens", "output_tokens"), pair, strict=False))
         rates = ("request_throughput", "output_throughput", "total_token_throughput")
         served, made, whole = (Cells(result, place).number(name) or 0.0 for name in rates)
@@ -183,7 +184,8 @@ def named_runs(rows: Sequence[Row], file: Path, printed: bool) -> Iterator[Measu
                 result[kind] = rate / served
                 notes.append(f"{kind.replace('_', ' ')} {rate / served:.0f}: token throughput over request throughput")
         pattern, drafter = str(result.pop("profile", "")).lower(), result.pop("speculation", None)
-        if chips := re.fullmatch(r"(\d+)\s*[x×]\s*(.+)", str(result.get("hw", ""))):
+        chip = re.sub(r"^(.*?)\s*[x×]\s*(\d+)$", r"\2 x \1", str(result.get("hw", "")))
+        if chips := re.fullmatch(r"(\d+)\s*[x×]\s*(.+)", chip):
             result = {"tensor_parallel_size": chips[1], **result, "hw": chips[2]}
         if printed and "failed" in result and not {"request_rate", "max_concurrency"} & set(result):
             result["request_rate"] = "inf"

@@ -98,7 +98,7 @@ def _piped(text: str) -> Iterator[Cells]:
         plain = re.sub("[┃│║]", "|", whole).strip().removeprefix(">").strip()
         if plain.count("|") >= 2:
             row = [cell.strip(" *`") for cell in re.sub(r"^\||\|$", "", plain).split("|")]
-            if rows and row[0] and not any(row[1:]) and len(row) > 2:
+            if rows and row[0] and not any(row[1:]) and len(row) > 2 and whole.strip()[0] != "|":
                 rows[-1][1][0] += f" {row[0]}"
             elif not all(re.fullmatch(r":?[-=]*:?", cell) for cell in row):
                 rows.append((line, row))
@@ -117,6 +117,9 @@ def _oriented(rows: Cells, file: Path) -> list[Row]:
         wide = next(((at, row) for at, row in body if len(row) != len(head)), None)
         if wide is not None:
             raise TraceError(f"{file}:{wide[0]}: {len(wide[1])} cells where the header names {len(head)} columns")
+        over = next(((at, row[0]) for at, row in body if len(row) > 2 and not any(row[1:])), None)
+        if over is not None:
+            raise TraceError(f"{file}:{over[0]}: '{over[1]}' heads the rows below it; put it into a column of its own")
         return [(f"{file}:{at}", dict(zip(head, row, strict=True))) for at, row in body]
     if not down:
         return []

@@ -181,7 +181,7 @@ def test_runs_of_different_depths_are_fitted_together(written):
     assert document["fit"]["length_error_percent"] < 1e-4
     assert document["acceptance"] is None
     logs = read_acceptance(files[0]), read_acceptance(written(SGLANG_LINES))
-    for others, message in ((logs[:1], "a second file with 3"), (logs[1:], "does not say how many draft tokens")):
+    for others, message in ((logs[:1], "a second file with 3"), (logs[1:], "states no draft tokens per step")):
         with pytest.raises(ForerunError, match=message):
             lengths_by_tokens([logs[0], *others])
 
