@@ -20,6 +20,7 @@ from simulator.replay.replay_tables import (
     Replay,
     cold_words,
     context_words,
+    explained_run,
     kernel_replay_tables,
     run_replay_tables,
     step_replay_tables,
@@ -142,6 +143,8 @@ def _header(document: Json) -> str:
     if kind == STEPS:
         return page.header(title, says, f"{document['overall']['n']:,} steps: {_errors(document)}.")
     errors = ", ".join(f"{tile.label} {tile.value} %" for tile in replay_tiles(document))
+    if "explanation" in document:
+        return page.header(title, says, f"{explained_run(document)}{document['explanation']['verdict']}.")
     if len(document["runs"]) == 1:
         return page.header(title, says, f"One run; predicted over measured: {errors}.")
     configurations = " of configurations held out from any fit" if held_out else ""

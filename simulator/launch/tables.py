@@ -15,6 +15,9 @@ ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp")
 ONE, SEVERAL = 1, 2
 """Words that a flag takes; 0 for a switch."""
 
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""vLLM's names of the two sides of a KV transfer."""
+
 
 class EngineFlag(NamedTuple):
     """Meaning of a flag for a scenario."""

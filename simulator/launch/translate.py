@@ -18,7 +18,7 @@ from hwprofiles import dtype_bytes
 from hwprofiles.dtypes import formats_meant
 from simulator.launch.manifests import words_of
 from simulator.launch.shell import Command
-from simulator.launch.tables import ONE, SEVERAL, EngineFlag, find, table
+from simulator.launch.tables import KV_ROLES, ONE, SEVERAL, EngineFlag, find, table
 from simulator.llm import Architecture, load_architecture, published_head_names
 from simulator.llm.load import catalogue_model
 from simulator.speculation.curves import curve_names, load_curve
@@ -254,7 +254,7 @@ class _Reader:
 
     def _kv_transfer(self, text: object) -> tuple[str, str]:
         config = _mapping(text)
-        role = {"kv_producer": "prefill", "kv_consumer": "decode"}.get(str(config.get("kv_role")))
+        role = next((side for side, name in KV_ROLES.items() if name == config.get("kv_role")), None)
         connector = str(config.get("kv_connector", ""))
         if role is not None:
             self.kept["role"] = role

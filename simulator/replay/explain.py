@@ -16,7 +16,7 @@ from typing import Any
 
 from forerun.document import DocumentPart, Json
 from forerun.errors import ForerunError
-from forerun.tables import Table, Value, number
+from forerun.tables import number
 from forerun.yaml_files import packaged
 from hwprofiles import ProfileError, dtype_bytes, load_chip
 from simulator.llm import load_architecture
@@ -29,6 +29,7 @@ from simulator.studies.paired import HIGHER_IS_BETTER
 from simulator.studies.runs import nested_value
 from simulator.studies.study_file import Variant
 from simulator.timing import resolve_weight_dtypes
+from simulator.timing.framework import older_sets
 from traces import TraceError
 from traces.benchmark_results import MeasuredRun, PromptPool
 
@@ -106,33 +107,6 @@ class Explanation(DocumentPart):
     judged: list[Judged]
     causes: list[Cause]
     helps: list[Help]
-
-    def tables(self) -> list[Table]:
-        """Figures with their intervals, causes, and changes that would help."""
-        judged: list[list[Value]] = [
-            [*metric_title(row.metric), row.measured, row.predicted, _ends(row.likely), _ends(row.interval)]
-            for row in self.judged
-        ]
-        heads = [f"{title} ({unit})" for title, unit in (metric_title(row.metric) for row in self.judged)]
-        causes: list[list[Value]] = [
-            [f"{cause.share:.0%}", cause.cause, ", ".join(map(_words, cause.change)),
-             *(number(cause.predicted.get(row.metric)) for row in self.judged)]
-            for cause in self.causes
-        ]  # fmt: skip
-        checks: list[list[Value]] = [[cause.cause, cause.check] for cause in self.causes]
-        helps: list[list[Value]] = [
-            [help.change, _words(help.set), metric_title(help.metric)[0], f"{help.ratio:.2f}x",
-             "..".join("?" if end is None else f"{end:.2f}" for end in help.interval)]
-            for help in self.helps
-        ]  # fmt: skip
-        return [
-            Table("Verdict", ("figure", "unit", "measured", "predicted", "likely half", "nine in ten"), judged,
-                  name="judged"),
-            Table("Causes, each tried alone", ("explains", "cause", "change", *heads), causes, name="causes"),
-            Table("How to check them", ("cause", "where to look"), checks, name="checks"),
-            Table("Changes that would help most from here, by prediction",
-                  ("change", "set", "figure", "better by", "90 %"), helps, name="helps"),
-        ]  # fmt: skip
 
 
 def explanation_of(run: MeasuredRun, base: Scenario, seed: int = 0, start: Start | None = None) -> Explanation:
@@ -267,6 +241,8 @@ def _changes(entry: Json, scenario: Scenario) -> Iterator[Json]:
             if dtype_bytes(narrowest) < 2:
                 yield from ({"weights_dtype": wide} for wide in each["widened"].get(narrowest, []))
                 yield {"weights_dtype": "bf16"}
+        elif "older" in each:
+            yield from ({each["older"]: name} for name in older_sets(nested_value(plain, each["older"])))
         elif not any("." in path for path in each) or any(
             nested_value(plain, path) != one for path, one in each.items()
         ):
@@ -298,17 +274,10 @@ def _applied(change: Json, run: MeasuredRun, scenario: Scenario) -> tuple[Measur
         if power is None or scenario.hardware.power_limit_w is not None:
             raise ForerunError("the power limit is stated, or the chip's power not known")
         return replace(run, settings={**settings, "hardware.power_limit_w": change["power"] * power.tdp_w}), {}
-    if "engine.framework" in change and not _older_set(change["engine.framework"], scenario.engine.framework):
-        raise ForerunError("another engine")
     if "hardware.link" in change and scenario.hardware.tensor_parallel * scenario.hardware.expert_parallel == 1:
         raise ForerunError("one chip")
     outstanding = change.get("workload.arrivals.max_concurrency")
     return replace(run, settings=settings | change, max_concurrency=outstanding or run.max_concurrency), {}
-
-
-def _older_set(older: str, framework: str) -> bool:
-    """True if a parameter set belongs to older builds of an engine."""
-    return older != framework and older.startswith(f"{framework.partition('-')[0]}-")
 
 
 def _verdict(judged: Sequence[Judged], causes: Sequence[Cause]) -> str:
@@ -334,16 +303,21 @@ def _verdict(judged: Sequence[Judged], causes: Sequence[Cause]) -> str:
 def _claim(causes: Sequence[Cause]) -> str:
     if not causes:
         return "No single cause that is known here explains it"
-    first, equal = causes[0], [cause for cause in causes if cause.share > causes[0].share - EQUAL]
+    equal = _equally_good(causes)
     if len(equal) > 1:
         named = " or ".join(f"{cause.cause} ({cause.share:.0%})" for cause in equal[:3])
         return f"Nothing is claimed, for {len(equal)} causes explain it equally well: {named}"
-    return f"First cause to check: {first.cause}, which explains {first.share:.0%}"
+    return f"First cause to check: {equal[0].cause}, which explains {equal[0].share:.0%}"
+
+
+def _equally_good(causes: Sequence[Cause]) -> list[Cause]:
+    """The causes that explain as much as the first one, within ``EQUAL``; a single one is claimed."""
+    return [cause for cause in causes if cause.share > causes[0].share - EQUAL]
 
 
 def _from_here(scenario: Scenario, causes: Sequence[Cause]) -> Scenario:
     """Scenario with the change of the first cause, if that cause is claimed and its change is a scenario field."""
-    equal = [cause for cause in causes if cause.share > causes[0].share - EQUAL]
+    equal = _equally_good(causes)
     changes = {path: value for change in equal[0].change for path, value in change.items()} if len(equal) == 1 else {}
     try:
         return scenario.with_values(changes) if all("." in path for path in changes) else scenario
@@ -406,18 +380,3 @@ def _most_gained(variants: Sequence[Variant], metric: str, seed: int) -> list[Va
     ]
     best = sorted((gain, place) for gain, place in gains[1:] if gain > LEAST_GAIN)[::-1]
     return [variants[place] for _, place in best]
-
-
-def _ends(interval: tuple[float, float]) -> str:
-    return "..".join(map(number, interval))
-
-
-def _words(change: Mapping[str, Any]) -> str:
-    """A change in words, such as ``engine.cuda_graphs: false``."""
-    known: dict[str, Callable[[Any], str]] = {
-        "factors": lambda factors: f"host times x {next(iter(factors.values())):g}",
-        "power": lambda share: f"{share:.0%} of the chip's power",
-    }
-    return ", ".join(
-        known[path](value) if path in known else f"{path}: {str(value).lower()}" for path, value in change.items()
-    )

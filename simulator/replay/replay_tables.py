@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from forerun.document import Json
@@ -44,8 +44,11 @@ def replay_heading(document: Document) -> tuple[str, str]:
         words = f": {simulated.pop()}" if known else f": {', '.join(models[:4])}{' ...' if len(models) > 4 else ''}"
         words += f"; {others} configurations of other models than the scenario's" if others and not known else ""
         words *= bool(models)
+        verdict = (
+            f"{explained_run(document)}{document['explanation']['verdict']}\n" if "explanation" in document else ""
+        )
         return (
-            f"{runs:,} measured run{'s' * (runs != 1)} served again{words}",
+            f"{verdict}{runs:,} measured run{'s' * (runs != 1)} served again{words}",
             f"{facts}seed {document['seed']} · {basis}",
         )
     count = f"{document['overall']['n']:,}{held_out}"
@@ -53,6 +56,56 @@ def replay_heading(document: Document) -> tuple[str, str]:
         return f"{count} engine steps", basis
     parts = (f"{count} rows", READINGS[document["residual"]], basis, context_words(document))
     return f"{document['chip']}, {document['library']} kernels", " · ".join(filter(None, parts))
+
+
+def explained_run(document: Document) -> str:
+    """Name of the run that an explanation is about, before its verdict; empty if there is only one run."""
+    return f"{document['explanation']['run']}: " if len(document["runs"]) > 1 else ""
+
+
+def explanation_tables(explanation: Document) -> list[Table]:
+    """Figures of the explained run with their intervals, causes, where to look for them, changes that would help."""
+    rows, causes, helps = explanation["judged"], explanation["causes"], explanation["helps"]
+    judged: list[list[Value]] = [
+        [*metric_title(row["metric"]), row["measured"], row["predicted"], *(
+            "..".join(map(number, row[name])) for name in ("likely", "interval"))]
+        for row in rows
+    ]  # fmt: skip
+    heads = [f"{title} ({unit})" for title, unit in (metric_title(row["metric"]) for row in rows)]
+    tried: list[list[Value]] = [
+        [f"{cause['share']:.0%}", cause["cause"], ", ".join(map(tried_words, cause["change"])),
+         *(number(cause["predicted"].get(row["metric"])) for row in rows)]
+        for cause in causes
+    ]  # fmt: skip
+    gains: list[list[Value]] = [
+        [help["change"], tried_words(help["set"]), metric_title(help["metric"])[0], f"{help['ratio']:.2f}x",
+         "..".join("?" if end is None else f"{end:.2f}" for end in help["interval"])]
+        for help in helps
+    ]  # fmt: skip
+    checks: list[list[Value]] = [[cause["cause"], cause["check"]] for cause in causes]
+    figures = ("figure", "unit", "measured", "predicted", "likely half", "nine in ten")
+    title = "Changes that would help most from here, by prediction"
+    return [
+        Table("Verdict", figures, judged, name="judged"),
+        Table("Causes, each tried alone", ("explains", "cause", "change", *heads), tried, name="causes"),
+        Table("How to check them", ("cause", "where to look"), checks, name="checks"),
+        Table(title, ("change", "set", "figure", "better by", "90 %"), gains, name="helps"),
+    ]
+
+
+def tried_words(change: Document) -> str:
+    """A change of a scenario in words.
+
+    >>> tried_words({"engine.cuda_graphs": False}), tried_words({"power": 0.6})
+    ('engine.cuda_graphs: false', "60% of the chip's power")
+    """
+    known: dict[str, Callable[[Any], str]] = {
+        "factors": lambda factors: f"host times x {next(iter(factors.values())):g}",
+        "power": lambda share: f"{share:.0%} of the chip's power",
+    }
+    return ", ".join(
+        known[path](value) if path in known else f"{path}: {str(value).lower()}" for path, value in change.items()
+    )
 
 
 def context_words(document: Document) -> str:
@@ -140,7 +193,9 @@ def run_replay_tables(document: Document) -> list[Table]:
         Table("Errors by metric and configuration", heads, scores, shown=SHOWN_RUNS, name="errors"),
         Table("Runs furthest off", wanted, worst, shown=SHOWN_WORST, name="worst"),
     ]
+    explained = explanation_tables(document["explanation"]) if "explanation" in document else []
     return [
+        *explained,
         *(over_runs if len(runs) > 1 else ()),
         Table(
             f"Every run: measured, predicted{interval}, and error",

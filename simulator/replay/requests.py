@@ -190,12 +190,6 @@ class RequestReplay(Replay):
         }
 
     @property
-    def title(self) -> str:
-        """Source of the measurements; with an explanation, the verdict on the run furthest off in front."""
-        title = super().title
-        return title if self.explanation is None else f"{self.explanation.verdict}\n{title}"
-
-    @property
     def summary(self) -> Summary:
         """Errors of each metric over all runs, in percent."""
         overall = [score for score in self.scores if score.group == ALL]
@@ -212,8 +206,7 @@ class RequestReplay(Replay):
 
     def tables(self) -> list[Table]:
         """Causes where they were requested, errors by metric, worst runs, every run, runs that are not simulated."""
-        causes = [] if self.explanation is None else self.explanation.tables()
-        return [*causes, *run_replay_tables(self.document)]
+        return run_replay_tables(self.document)
 
     def records(self) -> list[Json]:
         """A row per measured run that was served again."""

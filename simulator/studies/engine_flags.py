@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hwprofiles import dtype_bytes, load_chip
-from simulator.launch.tables import table
+from simulator.launch.tables import KV_ROLES, table
 from simulator.llm import load_architecture, published_repositories
 from simulator.running.engine_defaults import chosen_fields
 from simulator.running.scenario import Scenario
@@ -20,8 +20,6 @@ from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS
 
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""vLLM's names of the two sides of a KV transfer."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
 """SGLang methods whose flag counts all verified tokens, including the last accepted one: ``ngram_worker.py`` masks that

@@ -351,6 +351,17 @@ def load_framework(name: str) -> Framework:
     return Framework(name=name, **known[name])
 
 
+def older_sets(name: str) -> list[str]:
+    """Other parameter sets of a framework's engine that are named after a release or a year.
+
+    >>> older_sets("sglang"), older_sets("tt-metal-0.56")
+    (['sglang-0.5.10'], [])
+    """
+    engine = re.escape(re.sub(r"-[\d.]+$", "", name))
+    known = packaged("simulator.timing", "frameworks.yaml")
+    return [one for one in known if one != name and re.fullmatch(rf"{engine}-[\d.]+", one)]
+
+
 def engine_defaults(name: str, chip: Chip | None = None, entry_point: str = "server") -> dict[str, Any]:
     """Fields of ``engine`` in which a framework's defaults on a chip differ from a scenario's; empty for an unknown
     framework."""

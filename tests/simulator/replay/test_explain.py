@@ -143,3 +143,15 @@ def test_the_throughput_of_arrivals_that_are_kept_up_with_is_not_judged() -> Non
     few = measured | {"output_throughput": 0.5 * measured["output_throughput"]}
     judged = judged_figures(replace(offered, measured=few), predicted | {"model_error": None})
     assert [row.metric for row in judged] == ["mean_tpot_ms", "output_throughput"]
+
+
+def test_the_report_shows_the_explanation_and_names_the_run_among_several() -> None:
+    from dashboards.replay_report import replay_html
+    from simulator.replay.requests import replay_requests
+
+    slow = as_measured(RUN, **{"engine.max_num_seqs": 2})
+    replay = replay_requests([as_measured(replace(RUN, name="usual")), replace(slow, name="slow")], BASE, explain=True)
+    assert replay.title.startswith("slow: Outside the 90 % interval")
+    page = replay_html(replay.document)
+    assert "slow: Outside the 90 % interval" in page
+    assert "fewer sequences run at once" in page
