@@ -4,6 +4,7 @@ python -m validation all --out docs/validation                # what ships, and 
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation bands --data DIR --write                 # fit the bands of served figures again
+python -m validation speculation --write                      # predict published ratios and fit their error again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
 
@@ -32,6 +33,7 @@ from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
 from validation.shipped import shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores
+from validation.speculation.ratios import load_ratios, refreshed, write_ratios
 from validation.speculation_page import speculation_page
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
@@ -56,17 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
     parser.add_argument("--set", action="append", metavar="NAME", help="refit: constants of this set alone; repeatable")
-    parser.add_argument("--write", action="store_true", help="refit, bands: put what was fitted into its YAML file")
+    parser.add_argument("--write", action="store_true", help="put what was fitted into its YAML file")
     options = parser.parse_args(argv)
     if options.set and options.part != "refit":
         parser.error("--set applies to refit alone")
-    if options.write and options.part not in ("refit", "bands"):
-        parser.error("--write applies to refit and bands alone")
+    if options.write and options.part not in ("refit", "bands", "speculation"):
+        parser.error("--write applies to refit, bands and speculation alone")
     try:
         if options.part == "refit":
             return refitted(options.data, options.set, options.write, options.jobs)
         if options.part == "bands":
             return banded(options.data, options.out, options.limit, options.write, options.jobs)
+        if options.write:
+            write_ratios(refreshed(load_ratios(), compare_published()[0]))
         return run_part(options.part, options.data, options.out, options.limit, options.jobs)
     except ForerunError as error:
         print(f"validation: {error}", file=sys.stderr)

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from forerun.document import DocumentPart
 from forerun.errors import ArgumentError, did_you_mean
 from forerun.tables import number
 from simulator.running.metrics.statistics import EQUAL, mean_interval
 from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
-from simulator.running.metrics.uncertainty import leaving_room, metric_draws, sampling_draws, stated_probability
+from simulator.running.metrics.uncertainty import (
+    LEAST_SURE,
+    MOST_SURE,
+    metric_draws,
+    sampling_draws,
+    stated_probability,
+)
 from simulator.running.records import ModelError
 
 LEVEL = 0.95
-LIKELY = 0.8
-"""Minimum probability at which a variant is called better although the ratio's interval contains 1."""
 NORMAL_95 = 1.959963984540054
 """Half-width of a 95 % interval of a normal distribution, in standard deviations."""
 
@@ -64,7 +70,7 @@ class Ratio(DocumentPart):
         """The verdict; if it is undecided, 1 for a probably better and -1 for a probably worse variant."""
         if self.verdict or self.probability is None:
             return self.verdict
-        likely = (self.probability >= LIKELY) - (self.probability <= 1.0 - LIKELY)
+        likely = (self.probability >= MOST_SURE) - (self.probability <= LEAST_SURE)
         return likely if likely * (self.ratio - 1.0) > 0.0 else 0
 
     @property
@@ -110,7 +116,9 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
     return Ratio(exp(centre), exp(low), exp(high))
 
 
-def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str]) -> Ratio:
+def with_model_error(
+    ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str], own: FloatArray | None = None
+) -> Ratio:
     """Widen a ratio's interval by the model error, and compute the probability that the ratio is above 1.
 
     Shared error sources move both runs in every draw: a kernel that is 10 % slower than predicted is slower in both. If
@@ -121,13 +129,14 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
         base, other: model error of each run.
         bases: evidence levels of both runs.
         metric: metric of the ratio. Cost per token has the throughput's error, unless arrivals alone determine it.
+        own: logarithm of a factor on the ratio in every draw, of what the two do not share (``Unshared.draws``).
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
     error_draws = [metric_draws(error, erring) for error in (base, other)]
     if any(draws is None for draws in error_draws) or (erring != metric and ratio.low == ratio.high):
         return ratio
     sign = 1.0 if HIGHER_IS_BETTER[erring] else -1.0
-    draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0]))
+    draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0])) + (0.0 if own is None else own)
     if ratio.low is not None and ratio.high is not None and ratio.low > 0:
         draws = draws + sampling_draws(erring, log(ratio.high / ratio.low) / 2 / NORMAL_95)
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -136,7 +145,8 @@ def with_model_error(ratio: Ratio, base: ModelError, other: ModelError, metric: 
     ends = ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high))
     stated = stated_probability(above, *bases)
     if stated != above:
-        ends = leaving_room(ratio.ratio, *ends, NORMAL_95)
+        beyond = ratio.ratio ** (1.0 - NORMAL_95 / NormalDist().inv_cdf(MOST_SURE))
+        ends = min(ends[0], beyond), max(ends[1], beyond)
     return Ratio(ratio.ratio, *ends, stated)
 
 

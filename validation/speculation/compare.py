@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from forerun.errors import ForerunError
+from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
 from simulator.running.metrics import summarise
 from simulator.running.run import simulate
@@ -29,6 +30,8 @@ class Comparison(NamedTuple):
     basis: str
     constants: tuple[str, ...]
     """Constants of the prediction that may have been fitted, by file and name."""
+    evidence: str
+    """Weakest evidence of both steps."""
 
     @property
     def error(self) -> float:
@@ -84,7 +87,8 @@ def compare_row(row: PublishedSpeedup) -> Comparison | Unpredicted:
             for build, tokens in ((plain, 1.0), (speculative, length))
         ]
     ratio = (before + prompts[0]) / (after / length + prompts[1])
-    return Comparison(row, ratio, length, before, after, plain.basis, case.constants)
+    evidence = weakest((plain.basis, speculative.basis))
+    return Comparison(row, ratio, length, before, after, plain.basis, case.constants, evidence)
 
 
 def _prompts_count(row: PublishedSpeedup, sequences: int) -> bool:
@@ -151,7 +155,8 @@ def _compared_runs(case: Case) -> Comparison:
     else:
         speedup = plain["mean_e2el_ms"] / drafted["mean_e2el_ms"]
     steps = (plain["step_s"], drafted["step_s"])
-    return Comparison(case.row, speedup, case.acceptance_length, *steps, drafted["basis"], case.constants)
+    basis = drafted["basis"]
+    return Comparison(case.row, speedup, case.acceptance_length, *steps, basis, case.constants, basis)
 
 
 @lru_cache(maxsize=64)

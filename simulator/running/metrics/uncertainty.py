@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import exp, hypot, log, sqrt
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -528,21 +527,6 @@ def stated_probability(probability: float, *bases: str) -> float:
     if all(basis == "calibrated" for basis in bases):
         return probability
     return min(max(probability, LEAST_SURE), MOST_SURE)
-
-
-def leaving_room(ratio: float, low: float, high: float, deviations: float) -> tuple[float, float]:
-    """Ends of a ratio's interval that leave ``LEAST_SURE`` to the other side of 1, as without calibrated evidence.
-
-    Args:
-        ratio: of two figures.
-        low, high: ends of its interval.
-        deviations: standard deviations of a normal distribution from its mean to an end.
-
-    >>> [round(end, 2) for end in leaving_room(2.0, 1.9, 2.1, Z90)]
-    [0.82, 2.1]
-    """
-    beyond = ratio ** (1.0 - deviations / NormalDist().inv_cdf(MOST_SURE))
-    return min(low, beyond), max(high, beyond)
 
 
 def slo_probability(slo: Mapping[str, Any], error: ModelError, basis: str, runs: int = 1) -> float:

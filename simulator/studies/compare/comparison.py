@@ -42,6 +42,7 @@ from simulator.studies.compare.document import (
     ComparedVariant,
     CompareResult,
     Crossover,
+    DraftingGain,
     LoadCurves,
     SpeedupCurve,
     compare_sentence,
@@ -69,6 +70,7 @@ from simulator.studies.study_file import (
     settings_name,
     study_of,
 )
+from simulator.studies.unshared import unshared_of
 
 AUTOMATIC, NONE = "auto", "none"
 
@@ -176,7 +178,7 @@ def compare_variants(
     crossings = [crossing for curve in curves for crossing in curve.crossings]
     nearest = nearest_crossing(crossings, scenario_load(variants[0].scenario, path) if path else None)
     data = CompareDocument(
-        variants=[_compared(one, bases[one.name], combined[one.name], ratios[one.name]) for one in variants],
+        variants=[_compared(one, bases[one.name], combined, ratios[one.name]) for one in variants],
         baseline=variants[0].name,
         metric=metric,
         level=LEVEL,
@@ -290,15 +292,18 @@ def _with_model_error(
     """Ratios whose intervals include the model error, for variants with a known model error."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
     evidence = {name: weakest(run["basis"] for run in runs) for name, runs in documents.items()}
-    return {
-        name: {
-            metric: ratio
-            and with_model_error(ratio, errors[base], errors[name], metric, (evidence[base], evidence[name]))
+
+    def widened(name: str, base: str) -> dict[str, Ratio | None]:
+        runs, levels = (documents[base][0], documents[name][0]), (evidence[base], evidence[name])
+        unshared = unshared_of(runs[0]["scenario"], runs[1]["scenario"], weakest(levels))
+        return {
+            metric: ratio and with_model_error(ratio, errors[base], errors[name], metric, levels,
+                                               unshared and unshared.draws(*runs, metric))
             for metric, ratio in ratios[name].items()
-        }
-        for name, base in bases.items()
-        if name != base and errors[base] is not None and errors[name] is not None
-    }
+        }  # fmt: skip
+
+    known = {name for name, error in errors.items() if error is not None}
+    return {name: widened(name, base) for name, base in bases.items() if name != base and {name, base} <= known}
 
 
 def _model_ranges(
@@ -377,8 +382,10 @@ OF_THE_RUN = ("summary", "intervals", "slo", "bottleneck", "basis", "chips", "en
               "usd_per_million_output_tokens", "scenario")  # fmt: skip
 
 
-def _compared(variant: Variant, base: str, run: Json, ratios: dict[str, Ratio | None]) -> ComparedVariant:
-    attention = variant.scenario.attention_speculation
+def _compared(
+    variant: Variant, base: str, runs: Mapping[str, Json], ratios: dict[str, Ratio | None]
+) -> ComparedVariant:
+    attention, run = variant.scenario.attention_speculation, runs[variant.name]
     return ComparedVariant(
         name=variant.name,
         set=dict(variant.set),
@@ -386,6 +393,7 @@ def _compared(variant: Variant, base: str, run: Json, ratios: dict[str, Ratio | 
         speedup=ratios,
         interval_of=ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
         ideal=attention is not None and attention.reading == "pipelined",
+        drafting=None if attention is not None else DraftingGain.of(runs[base], run),
         **{key: run[key] for key in OF_THE_RUN},
     )
 

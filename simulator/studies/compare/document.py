@@ -11,8 +11,8 @@ from forerun.document import DocumentPart, Json, StudyDocument, plain_json
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Tone, Value, duration, number
 from simulator.running.metrics.conclusion import chance_words
-from simulator.running.metrics.uncertainty import LEAST_SURE, MOST_SURE
-from simulator.running.metrics.usage import HOST_SHARE, host_share
+from simulator.running.metrics.uncertainty import LEAST_SURE, MOST_SURE, decoding_share
+from simulator.running.metrics.usage import host_share
 from simulator.studies.compare.crossover import Crossing, CurvePoint
 from simulator.studies.compare.sensitivity import Swing
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, Ratio, load_words, metric_with_unit, metric_words, times
@@ -30,6 +30,46 @@ SAME_RATIO = 0.005
 GOODPUT = "request_goodput"
 SAME_GOODPUT = 0.005
 """Maximum difference in the share of good requests at which variants are compared by another metric than goodput."""
+
+
+@dataclass(frozen=True)
+class DraftingGain(DocumentPart):
+    """Figures of drafting against a baseline without it."""
+
+    host_share: float
+    """Share of a drafting step in which the chips wait for the host."""
+    baseline_host_share: float
+    acceptance_length: float
+    break_even_acceptance_length: float | None
+    """Acceptance length, from 1 on, at which both take as long per request at this run's step times; None if none."""
+
+    @classmethod
+    def of(cls, base: Json, run: Json) -> DraftingGain | None:
+        """Figures from two run documents; None unless the second alone drafts.
+
+        In a step of given length, time per token is inverse to the acceptance length. Prompts do not depend on it.
+        """
+        section, other = (one["scenario"].get("speculation") or {} for one in (run, base))
+        summary, length = run["summary"], run["summary"].get("spec_decode_acceptance_length")
+        latencies = [one["summary"].get("mean_e2el_ms") for one in (base, run)]
+        if length is None or other.get("method", "none") != "none" or not all(latencies):
+            return None
+        decoding = decoding_share(summary, "mean")
+        left = latencies[0] / latencies[1] - (1.0 - decoding)
+        needed = decoding * length / left if left > 0.0 else inf
+        reachable = 1.0 + section.get("num_speculative_tokens", inf)
+        shares = (host_share(run["bottleneck"]), host_share(base["bottleneck"]))
+        return cls(*shares, length, max(1.0, needed) if needed <= reachable else None)
+
+    def words(self, name: str, base: str) -> str:
+        """Sentence of a conclusion."""
+        needed, ends = self.break_even_acceptance_length, "no acceptance makes it pay"
+        if needed is not None:
+            gains = needed < self.acceptance_length
+            ends = "the gain is gone at an acceptance length below" if gains else "it pays from an acceptance length of"
+            ends += f" about {needed:.2f}"
+        own, plain = f"{self.host_share:.0%} of a drafting step in {name}", f"{self.baseline_host_share:.0%} in {base}"
+        return f" Host work is {own}, {plain}; {ends} (now {number(self.acceptance_length, 3)})."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +96,8 @@ class ComparedVariant(DocumentPart):
     energy_joules: float | None
     usd_per_million_output_tokens: float | None
     scenario: Json
+    drafting: DraftingGain | None = None
+    """None unless the variant drafts and its baseline does not."""
 
     def value(self, metric: str) -> Any:
         """Value of a compared metric; None if the variant's runs do not measure it."""
@@ -174,11 +216,13 @@ def compare_sentence(data: CompareDocument) -> str:
     elif side < 0:
         others = "" if len(rows) == 1 else " and the others worse still"
         text = f"{base} {likely}has the better {what}: {best} reaches {reached}{where}{interval}{others}"
+    elif ratio.probability is not None and ratio.probability > 0.5 and ratio.ratio > 1.0:
+        text = f"{best} may improve {what} {reached} over {base}{interval}"
     elif len(rows) == 1:
         text = f"{best} does not differ surely from {base}{where}: {reached}{interval}"
     else:
         text = f"No variant beats {base} surely{where}; the best, {best}, reaches {reached}{interval}"
-    text += _crossover_words(data, best) + _sensitivity_words(data, best, side) + _host_words(data)
+    text += _crossover_words(data, best) + _sensitivity_words(data, best, side) + _drafting_words(data)
     return lead + text + _overload_words(data) + _slo_words(data)
 
 
@@ -271,18 +315,10 @@ def _sensitivity_words(data: CompareDocument, best: str, side: int) -> str:
     return f". It rests on {names}: within the assumed range the verdict turns over."
 
 
-def _host_words(data: CompareDocument) -> str:
-    """Clause about the share of host work in the time of the best drafting variant; empty if it is small."""
-    drafting = [
-        row for row, _ in data.contenders if (row.scenario.get("speculation") or {}).get("method", "none") != "none"
-    ]
-    if not drafting or (share := host_share(drafting[0].bottleneck)) < HOST_SHARE:
-        return ""
-    base = next(one for one in data.variants if one.name == drafting[0].baseline)
-    return (
-        f" Host work is {share:.0%} of the engine's time in {drafting[0].name} and {host_share(base.bottleneck):.0%} "
-        f"in {base.name}: where an engine's host is slower, drafting gains less."
-    )
+def _drafting_words(data: CompareDocument) -> str:
+    """Sentence about the best drafting variant: its host work, and the acceptance at which its gain ends."""
+    drafting = next(((row, row.drafting) for row, _ in data.contenders if row.drafting is not None), None)
+    return "" if drafting is None else drafting[1].words(drafting[0].name, drafting[0].baseline)
 
 
 def _interval(ratio: Ratio, what: str) -> str:
@@ -291,10 +327,12 @@ def _interval(ratio: Ratio, what: str) -> str:
     words = "over the range of assumed costs" if what == ASSUMED else "95 % interval"
     likely = ratio.probability
     chance = "" if likely is None else f", {chance_words(likely)} likely to be better"
-    chance += ": no surer without calibrated evidence" if likely in (LEAST_SURE, MOST_SURE) else ""
+    if likely in (LEAST_SURE, MOST_SURE):
+        chance = f", likely to be {'better' if likely == MOST_SURE else 'worse'}: no surer without calibrated evidence"
     if ratio.undecided:
         chance = ", which of the two is better is undecided"
-    return f" ({words} {times(ratio.low)} to {times(ratio.high)}{chance})"
+    undecided = "undecided: " * (likely is not None and not ratio.side and not ratio.undecided)
+    return f" ({undecided}{words} {times(ratio.low)} to {times(ratio.high)}{chance})"
 
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -318,7 +356,7 @@ class CompareResult(StudyResult[CompareDocument]):
     legend = (
         "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better; "
         "undecided: the prediction favours one and the model's error the other. Without calibrated evidence P is at "
-        "most 0.9, and the interval reaches beyond 1."
+        "most 0.9, and the interval reaches beyond 1. Drafting gained nothing in one published deployment of ten."
     )
 
     @property

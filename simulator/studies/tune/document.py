@@ -309,8 +309,8 @@ class TunedResult(StudyResult[Data]):
 
     kind = "tune"
     legend = (
-        "K: draft tokens per step. low-high: 90 % interval of the model's error, which reaches beyond 1 "
-        "without calibrated evidence. breaks even at: mean tokens per step "
+        "K: draft tokens per step. low-high: 90 % interval of the model's error, with the deployments in which "
+        "drafting gains nothing. breaks even at: mean tokens per step "
         "(acceptance length) from which drafting pays; alpha: the same as the chance, equal at every position, that a "
         "draft token is accepted; expected: the tokens per step of this drafter."
     )

@@ -18,7 +18,6 @@ from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
-from simulator.running.metrics.uncertainty import Z90, leaving_room
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -33,6 +32,7 @@ from simulator.studies.tune.spread import (
     moved,
 )
 from simulator.studies.tune.token_time import BusySteps, MeanRequest, TokenTime, busy_steps, mean_request
+from simulator.studies.unshared import unshared_ends
 from simulator.timing import ModelTimer
 
 CONTEXTS = (512, 2048, 8192, 32768)
@@ -201,7 +201,7 @@ def find_drafts(
     for index in range(len(grid.seqs)):
         choice, values = choices[winners[index]], speedups[winners[index]]
         speedup, low, high = (float(end[index]) for end in (values, *spreads[choice.name].all.ends(values)))
-        ends = (low, high) if basis == "calibrated" else leaving_room(speedup, low, high, Z90)
+        ends = unshared_ends(plain.model_dump(), choice.scenario.model_dump(), basis, speedup, low, high)
         cells.append(GridCell(*grid.places(index), choice, speedup, *ends, bool(fits[index]), low > 1.0))
     split = len(axis) * len(lengths)
     chosen_cells = tuple(cells[split:])

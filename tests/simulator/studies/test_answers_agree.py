@@ -194,4 +194,4 @@ def test_a_comparison_and_a_tuning_name_the_host_where_it_is_much_of_a_step_that
         with_none = {"vary": {"speculation.method": ["none", "eagle3"]}, "crossover": "none", "sensitivity": False}
         compared = compare(scenario, replications=1, jobs=1, **with_none)
         tuned = simulator.tune(scenario, batch=[1])
-        assert ["Host work is" in one.conclusion for one in (compared, tuned)] == [named, named]
+        assert ["Host work is" in one.conclusion for one in (compared, tuned)] == [True, named]

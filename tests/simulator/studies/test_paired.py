@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scenario_parts import closed_loop, drafts, on_h100
 from scipy.stats import t
 from tiny_scenario import tiny_data
 
 from forerun.errors import ForerunError
 from forerun.workers import Workers
 from simulator.running.scenario import scenario_from
+from simulator.studies.compare.command import compare
 from simulator.studies.compare.crossover import CurvePoint, crossings_of, grid_values
 from simulator.studies.paired import HIGHER_IS_BETTER, Ratio, metric_values, paired_ratio
 from simulator.studies.runs import RunPool, run_document_of, with_seeds
 from simulator.studies.study_file import Range
+from simulator.studies.unshared import student, unshared_of
 
 REPEATS, RUNS = 200, 5
 
@@ -113,6 +116,111 @@ def test_a_study_reads_no_more_of_a_run_than_it_needs(order):
     assert first["summary"] == last["summary"] == run_document_of(scenario, 3)["summary"]
     assert "energy_joules" in last
     assert both[0] == both[1]
+
+
+LOOP = on_h100(closed_loop(1, 3, 200, 100), speculation=drafts("eagle3", 3, 0.7))
+PLAIN, DRAFTED = LOOP.with_values({"speculation": None}).model_dump(), LOOP.model_dump()
+FEW = {"replications": 1, "crossover": "none", "sensitivity": False, "jobs": 1}
+
+
+def speedup(metric="mean_tpot_ms", vary=(), scenario=LOOP):
+    """Document of a comparison, and the speedup of its second variant."""
+    result = compare(scenario, vary=dict(vary) or {"speculation.method": ["none", "eagle3"]}, **FEW)
+    return result, result.data.variants[1].speedup[metric]
+
+
+@pytest.mark.parametrize("changes", [
+    {"engine.max_num_seqs": 8}, {"workload.arrivals.max_concurrency": 4}, {"hardware.replicas": 2},
+    {"engine.enable_prefix_caching": False},
+])  # fmt: skip
+def test_load_and_scheduling_are_shared(changes):
+    other = LOOP.with_values(changes).model_dump()
+    assert unshared_of(DRAFTED, other, "datasheet") is None
+
+
+def test_what_is_accepted_is_shared():
+    assert (
+        unshared_of(DRAFTED, LOOP.with_values({"speculation.acceptance.alpha": 0.5}).model_dump(), "calibrated") is None
+    )
+
+
+@pytest.mark.parametrize("changes", [
+    {"hardware.tensor_parallel": 4}, {"hardware.chip": "a100-sxm-80gb"}, {"engine.framework": "sglang"},
+    {"weights_dtype": "fp8"},
+])  # fmt: skip
+def test_chips_engine_and_formats_are_not_shared(changes):
+    error = unshared_of(DRAFTED, LOOP.with_values(changes).model_dump(), "calibrated")
+    assert error.scale == error.of_prompts > 0
+    assert error.lost == 0.0
+
+
+def test_no_property_narrows():
+    """Each level of weaker evidence, and a second difference, makes the error as wide or wider."""
+    more = LOOP.with_values({"hardware.tensor_parallel": 4}).model_dump()
+    for other in (DRAFTED, more):
+        scales = [unshared_of(PLAIN, other, level).scale for level in ("calibrated", "extrapolated", "datasheet")]
+        assert scales == sorted(scales)
+    assert unshared_of(PLAIN, more, "datasheet").scale > unshared_of(PLAIN, DRAFTED, "datasheet").scale
+
+
+def test_the_error_is_the_same_from_either_side():
+    forward, backward = (unshared_of(*pair, "calibrated") for pair in ((PLAIN, DRAFTED), (DRAFTED, PLAIN)))
+    assert forward == backward._replace(drafts=1)
+    runs = [{"summary": {"mean_tpot_ms": ms}, "load": {"keeps_up": None}} for ms in (12.0, 6.0)]
+    there, back = forward.draws(*runs, "mean_tpot_ms"), backward.draws(*reversed(runs), "mean_tpot_ms")
+    assert there == pytest.approx(-back)
+    gained = np.exp(log(2.0) + there)
+    assert np.mean(gained > 1.0) == pytest.approx(1.0 - forward.lost, abs=0.01), "never surer than drafting pays at all"
+    assert np.median(gained) == pytest.approx(2.0, rel=0.03)
+
+
+def test_student_has_four_degrees_of_freedom():
+    shares = np.array([0.005, 0.05, 0.3, 0.5, 0.9, 0.999])
+    assert student(shares) == pytest.approx(t.ppf(shares, 4), abs=1e-6)
+
+
+def test_a_comparison_on_drafting_is_no_surer_than_published_ones():
+    """Calibrated kernels alone gave 1.7x with over 99 %; one published table in ten gained nothing."""
+    result, ratio = speedup()
+    assert ratio.ratio > 1.4
+    assert 0.8 < ratio.probability <= 0.9
+    assert ratio.low < 1.0 < ratio.high
+    assert ratio.side == 0
+    assert "may improve" in result.conclusion
+    assert "(undecided: 95 % interval" in result.conclusion
+    mirrored = compare(LOOP, vary={"speculation.method": ["eagle3", "none"]}, **FEW).data.variants[1]
+    assert 1.0 / mirrored.speedup["mean_tpot_ms"].low == pytest.approx(ratio.high, rel=0.02)
+
+
+def test_without_calibrated_evidence_a_sentence_says_likely_and_no_share():
+    scenario = LOOP.with_values({"hardware.chip": "mi325x", "speculation": None})
+    result, ratio = speedup(vary={"hardware.tensor_parallel": [1, 8]}, scenario=scenario)
+    assert result.data.basis == "datasheet"
+    assert ratio.probability == 0.9
+    assert ", likely to be better: no surer without calibrated evidence)" in result.conclusion
+
+
+@pytest.mark.parametrize(("streams", "off"), [(1, 0.02), (16, 0.06)])
+def test_the_gain_is_gone_at_the_stated_acceptance(streams, off):
+    """With several streams the prompts of others stay in a token's time, whatever is accepted."""
+    scenario = on_h100(closed_loop(streams, 6 * streams, 400, 200), speculation=drafts("eagle3", 3, 0.8))
+    result, _ = speedup("mean_e2el_ms", scenario=scenario)
+    drafting = result.data.variants[1].drafting
+    needed = drafting.break_even_acceptance_length
+    assert 1.0 < needed < drafting.acceptance_length
+    assert f"the gain is gone at an acceptance length below about {needed:.2f} (now" in result.conclusion
+    assert f"Host work is {drafting.host_share:.0%} of a drafting step" in result.conclusion
+    there = scenario.with_values({"speculation.acceptance": {"acceptance_length": needed}})
+    assert speedup("mean_e2el_ms", scenario=there)[1].ratio == pytest.approx(1.0, abs=off)
+
+
+def test_drafting_that_no_acceptance_saves_says_so():
+    """Sixteen draft tokens from a draft model as large as the target."""
+    slow = {"draft": {"model": "llama-3.1-8b"}}
+    scenario = LOOP.with_values({"speculation": drafts("draft-model", 4, 0.9, **slow)})
+    result = compare(scenario, vary={"speculation.method": ["none", "draft-model"]}, **FEW)
+    assert result.data.variants[1].drafting.break_even_acceptance_length is None
+    assert "no acceptance makes it pay (now" in result.conclusion
 
 
 LOADS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
