@@ -8,13 +8,13 @@ that waits between ranks. Scheduler and load are shared: ratios of variants that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import exp, hypot, log
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import FloatArray
+from forerun.document import Json
 from forerun.yaml_files import packaged
 from hwprofiles import load_chip
 from simulator.running.metrics.served import figure_kind
@@ -54,7 +54,7 @@ class Unshared(NamedTuple):
         lost = max(0.0, gain) - self.loss * np.log(chance / (self.lost or 1.0))
         return np.where(chance < self.lost, lost, self.scale * student(ranks("unshared")))
 
-    def draws(self, base: Mapping[str, Any], other: Mapping[str, Any], metric: str) -> FloatArray | None:
+    def draws(self, base: Json, other: Json, metric: str) -> FloatArray | None:
         """Logarithm of the factor on a speed-up in every draw, from two run documents; None if it does not move."""
         kind = "throughput" if metric == "usd_per_million_output_tokens" else figure_kind(metric) or metric
         tpots = [one["summary"].get("mean_tpot_ms") for one in (base, other)]
@@ -70,7 +70,7 @@ class Unshared(NamedTuple):
         return -self.drafts * slower
 
 
-def unshared_of(base: Mapping[str, Any], other: Mapping[str, Any], evidence: str) -> Unshared | None:
+def unshared_of(base: Json, other: Json, evidence: str) -> Unshared | None:
     """Unshared error of two scenarios (as JSON); None if they differ only in load and scheduling."""
     known, (before, after) = known_errors(), (_drafter(base), _drafter(other))
     drafting, deployment = before != after, _deployment(base) != _deployment(other)
@@ -84,7 +84,7 @@ def unshared_of(base: Mapping[str, Any], other: Mapping[str, Any], evidence: str
 
 
 def unshared_ends(
-    base: Mapping[str, Any], other: Mapping[str, Any], evidence: str, speedup: float, low: float, high: float
+    base: Json, other: Json, evidence: str, speedup: float, low: float, high: float
 ) -> tuple[float, float]:
     """90 % ends of a speed-up per token of two scenarios, with their unshared error beside its other errors."""
     error = unshared_of(base, other, evidence)
@@ -112,7 +112,7 @@ def student(probability: FloatArray) -> FloatArray:
     return np.sign(probability - 0.5) * np.sqrt(np.maximum(0.0, squared))
 
 
-def _drafter(scenario: Mapping[str, Any]) -> dict[str, Any] | None:
+def _drafter(scenario: Json) -> Json | None:
     """Drafter of a scenario, without its acceptance; None if there is none."""
     speculation = scenario.get("speculation") or {}
     if speculation.get("method", "none") == "none":
@@ -120,7 +120,7 @@ def _drafter(scenario: Mapping[str, Any]) -> dict[str, Any] | None:
     return {key: value for key, value in speculation.items() if key != "acceptance"}
 
 
-def _deployment(scenario: Mapping[str, Any]) -> list[Any]:
+def _deployment(scenario: Json) -> list[Any]:
     """Deployment of a scenario: software and layout of its chips, engine and formats."""
     pools = [one["hardware"] for one in (scenario.get("pools") or {}).values() if one.get("hardware")]
     hardware = [(_software(one["chip"]), *map(one.get, LAYOUT)) for one in (scenario["hardware"], *pools)]
