@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import NormalDist
@@ -30,6 +30,7 @@ NORMAL_95 = 1.959963984540054
 """Half-width of a 95 % interval of a normal distribution, in standard deviations."""
 
 LATENCY_STATISTICS = ("mean", "median", "std", *(f"p{percent}" for percent in PERCENTILES))
+Widening = Callable[[FloatArray], FloatArray]
 COSTS = ("usd_per_million_output_tokens", "energy_joules")
 HIGHER_IS_BETTER: Mapping[str, bool] = {
     **dict.fromkeys(RATES, True),
@@ -117,7 +118,7 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
 
 
 def with_model_error(
-    ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str], own: FloatArray | None = None
+    ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str], own: Widening | None = None
 ) -> Ratio:
     """Widen a ratio's interval by the model error, and compute the probability that the ratio is above 1.
 
@@ -129,14 +130,15 @@ def with_model_error(
         base, other: model error of each run.
         bases: evidence levels of both runs.
         metric: metric of the ratio. Cost per token has the throughput's error, unless arrivals alone determine it.
-        own: logarithm of a factor on the ratio in every draw, of what the two do not share (``Unshared.draws``).
+        own: adds the error of what the two do not share to logarithms of the ratio (``Unshared.draws``).
     """
     erring = "output_throughput" if metric == "usd_per_million_output_tokens" else metric
     error_draws = [metric_draws(error, erring) for error in (base, other)]
     if any(draws is None for draws in error_draws) or (erring != metric and ratio.low == ratio.high):
         return ratio
     sign = 1.0 if HIGHER_IS_BETTER[erring] else -1.0
-    draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0])) + (0.0 if own is None else own)
+    draws = sign * (np.asarray(error_draws[1]) - np.asarray(error_draws[0]))
+    draws = draws if own is None else own(draws)
     if ratio.low is not None and ratio.high is not None and ratio.low > 0:
         draws = draws + sampling_draws(erring, log(ratio.high / ratio.low) / 2 / NORMAL_95)
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

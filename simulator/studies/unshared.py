@@ -54,20 +54,24 @@ class Unshared(NamedTuple):
         lost = max(0.0, gain) - self.loss * np.log(chance / (self.lost or 1.0))
         return np.where(chance < self.lost, lost, self.scale * student(ranks("unshared")))
 
-    def draws(self, base: Json, other: Json, metric: str) -> FloatArray | None:
-        """Logarithm of the factor on a speed-up in every draw, from two run documents; None if it does not move."""
+    def draws(self, base: Json, other: Json, metric: str, shared: FloatArray) -> FloatArray:
+        """Logarithm of the factor on a speed-up in every draw, from two run documents.
+
+        Args:
+            shared: logarithm from errors that both runs share; they no longer count where the gain is lost.
+        """
         kind = "throughput" if metric == "usd_per_million_output_tokens" else figure_kind(metric) or metric
         tpots = [one["summary"].get("mean_tpot_ms") for one in (base, other)]
         if not all(tpots) or (kind in ("throughput", "duration") and other["load"]["keeps_up"]):
-            return None
+            return shared
         if kind == "ttft":
-            return -self.of_prompts * student(ranks("unshared"))
+            return shared - self.of_prompts * student(ranks("unshared"))
         slower = self.slower(self.drafts * log(tpots[0] / tpots[1]))
         if kind != "tpot":
             moved = (base if self.drafts < 0 else other)["summary"]
             share = decoding_share(moved, metric.partition("_")[0] if kind == "e2el" else "mean")
             slower = np.log1p(share * np.expm1(slower))
-        return -self.drafts * slower
+        return np.where(ranks("gain is lost") < self.lost, 0.0, shared) - self.drafts * slower
 
 
 def unshared_of(base: Json, other: Json, evidence: str) -> Unshared | None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -298,7 +299,7 @@ def _with_model_error(
         unshared = unshared_of(runs[0]["scenario"], runs[1]["scenario"], weakest(levels))
         return {
             metric: ratio and with_model_error(ratio, errors[base], errors[name], metric, levels,
-                                               unshared and unshared.draws(*runs, metric))
+                                               unshared and partial(unshared.draws, *runs, metric))
             for metric, ratio in ratios[name].items()
         }  # fmt: skip
 

@@ -206,7 +206,7 @@ def test_a_comparison_says_how_likely_the_better_one_is():
     speedup = document["variants"][1]["speedup"]["mean_tpot_ms"]
     assert speedup["low"] < speedup["ratio"] < speedup["high"]
     assert document["basis"] != "calibrated"
-    assert speedup["probability"] == 0.9
+    assert 0.8 < speedup["probability"] < 0.9, "one published drafter in ten gained nothing"
     assert "likely to be better" in document["conclusion"]
     narrow = without["variants"][1]["speedup"]["mean_tpot_ms"]
     assert narrow["probability"] is None

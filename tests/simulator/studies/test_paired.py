@@ -167,7 +167,8 @@ def test_the_error_is_the_same_from_either_side():
     forward, backward = (unshared_of(*pair, "calibrated") for pair in ((PLAIN, DRAFTED), (DRAFTED, PLAIN)))
     assert forward == backward._replace(drafts=1)
     runs = [{"summary": {"mean_tpot_ms": ms}, "load": {"keeps_up": None}} for ms in (12.0, 6.0)]
-    there, back = forward.draws(*runs, "mean_tpot_ms"), backward.draws(*reversed(runs), "mean_tpot_ms")
+    rest = "mean_tpot_ms", np.zeros(512)
+    there, back = (forward.draws(*runs, *rest), backward.draws(*reversed(runs), *rest))
     assert there == pytest.approx(-back)
     gained = np.exp(log(2.0) + there)
     assert np.mean(gained > 1.0) == pytest.approx(1.0 - forward.lost, abs=0.01), "never surer than drafting pays at all"
