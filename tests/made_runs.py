@@ -66,4 +66,4 @@ def make_result(requests: RequestRecords, **parts: Any) -> Any:
         "spans": (),
         "detail": None,
     }
-    return SimpleNamespace(**(defaults | parts))
+    return SimpleNamespace(**(defaults | {"shifts": {}} | parts))

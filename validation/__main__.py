@@ -3,7 +3,8 @@
 python -m validation all --out docs/validation                # what ships, and the pages
 python -m validation all --data DIR --out docs/validation     # and every measured table in DIR
 python -m validation requests --data DIR --out docs/validation --limit 40
-python -m validation bands --data DIR --write                 # fit the bands of served figures again
+python -m validation bands --data DIR --write                 # simulate served figures again, fit bands and process
+python -m validation bands --write                            # fit them again on the facts of the last such run
 python -m validation speculation --write                      # predict published ratios and fit their error again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
@@ -25,12 +26,27 @@ from forerun.version import VERSION
 from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.files import StagedFiles
-from validation.bands import bands_page, coverage_of_tables, served_figures, write_served
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
 from validation.record import errors_document, merged
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
+from validation.served.bands import (
+    bands_page,
+    coverage_of_tables,
+    read_facts,
+    served_figures,
+    write_facts,
+    write_served,
+)
+from validation.served.process import (
+    calibrated_ends,
+    fit_process,
+    fold_processes,
+    held_out_trials,
+    outcomes,
+    process_values,
+)
 from validation.shipped import shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores
 from validation.speculation.ratios import load_ratios, refreshed, write_ratios
@@ -133,24 +149,32 @@ def refitted(data: Path | None, names: Sequence[str] | None, write: bool, jobs: 
 
 
 def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: int) -> int:
-    """Fit the bands of served figures on the tables of a folder, and write page and ends.
+    """Fit bands and process of served figures on a folder of tables, or on their facts.
 
     Raises:
         ForerunError: no folder, or nothing in it that can be simulated.
     """
-    if data is None or not data.is_dir():
+    if data is not None and not data.is_dir():
         raise ForerunError("bands: --data names the folder of measured runs")
-    with Progress(True, "runs") as bar:
-        figures = served_figures(data, limit, jobs, bar.update)
-    if not figures:
-        raise ForerunError(f"{data}: no measured serving run in this folder can be simulated")
-    console().print(coverage_of_tables(figures).rich())
+    if data is not None:
+        with Progress(True, "runs") as bar:
+            figures = served_figures(data, limit, jobs, bar.update)
+        if not figures:
+            raise ForerunError(f"{data}: no measured serving run in this folder can be simulated")
+        if write:
+            write_facts(figures)
+    else:
+        figures = list(read_facts())
+    held_out = held_out_trials(figures, fold_processes(figures))
+    after = outcomes(figures, held_out)
+    for table in (coverage_of_tables(figures), after):
+        console().print(table.rich())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         with StagedFiles(out) as staged:
-            staged.add_text(BANDS_FILE, bands_page(figures, VERSION))
+            staged.add_text(BANDS_FILE, bands_page(figures, after, VERSION))
     if write:
-        write_served(figures)
+        write_served(figures, process_values(fit_process(figures), calibrated_ends(held_out["one run"])))
     return 0
 
 

@@ -12,8 +12,8 @@ from hwprofiles import weakest
 from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Start
 from simulator.replay.requests import RequestReplay, replay_requests
-from simulator.replay.rerun import framework_name
 from simulator.replay.split import Split
+from simulator.running.measured_runs import framework_name
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing.releases import framework_of_version
 from traces import TraceError

@@ -13,8 +13,8 @@ from typing import Any
 
 from dashboards.recorded_errors import ErrorRow
 from hwprofiles import weakest
-from simulator.replay.rerun import run_scenario
 from simulator.replay.steps import steps_document
+from simulator.running.measured_runs import run_scenario
 from simulator.running.scenario import Scenario
 from traces.benchmark_results import MeasuredRun
 from traces.steps.table import step_table

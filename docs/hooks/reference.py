@@ -122,6 +122,9 @@ def unit_of(name: str) -> str:
 
 
 EXAMPLES = {
+    "measured": "[result.json]",
+    "measured.files": "[result.json]",
+    "measured.deployment": "{model: llama-3.1-8b, hardware: {chip: h100-sxm}}",
     "hardware.expert_routing": "power-law-1.2",
     "hardware.power_limit_w": "500",
     "hardware.layers_on": "[{chip: cpu-ddr5-2ch, layers: 12}]",

@@ -52,15 +52,23 @@ SetOption = Annotated[
 
 
 class ShortcutOptions:
-    """Options for what a launch line does not name; each stands for fields of the scenario."""
+    """Options that stand for fields of the scenario, for what a launch line does not name."""
 
     chip = Annotated[str | None, Option("--chip", metavar="CHIP", help="hardware.chip, for a launch line.")]
     trace = Annotated[str | None, Option("--trace", metavar="FILE", help="workload.trace in place of another load.")]
     rate = Annotated[float | None, Option("--rate", metavar="R", help="Poisson arrivals, requests per second.")]
+    measured = Annotated[
+        list[str] | None,
+        Option(metavar="RESULT", help="Benchmark result of this deployment, which narrows every answer; repeatable."),
+    ]
 
 
 def chosen(
-    settings: Sequence[str] | None, chip: str | None = None, trace: str | None = None, rate: float | None = None
+    settings: Sequence[str] | None,
+    chip: str | None = None,
+    trace: str | None = None,
+    rate: float | None = None,
+    measured: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
     """``--set`` texts with those that the shortcuts stand for in front."""
     shortcuts = [f"hardware.chip={json.dumps(chip)}"] if chip is not None else []
@@ -68,6 +76,8 @@ def chosen(
         shortcuts.append(f"workload={json.dumps({'trace': trace})}")
     if rate is not None:
         shortcuts.append(f"workload.arrivals={json.dumps({'request_rate': rate})}")
+    if measured:
+        shortcuts.append(f"measured={json.dumps(list(measured))}")
     return (*shortcuts, *(settings or ()))
 
 

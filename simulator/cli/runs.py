@@ -42,6 +42,7 @@ def run(
     chip: ShortcutOptions.chip = None,
     trace: ShortcutOptions.trace = None,
     rate: ShortcutOptions.rate = None,
+    measured: ShortcutOptions.measured = None,
     seed: Annotated[int, Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
         int, Option(min=1, max=10_000, help="Runs with seeds SEED, SEED+1, ...; figures are their means.")
@@ -65,6 +66,12 @@ def run(
         Option("--no-steps", help="Write no step records with --out: less memory and no timeline of a long run."),
     ] = False,
     no_interval: NoIntervalOption = False,
+    emit_command: Annotated[
+        str | None,
+        Option(
+            "--emit", metavar="CLIENT", help="Print the client's command for this load: guidellm, aiperf or vllm-bench."
+        ),
+    ] = None,
     no_progress: NoProgressOption = False,
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
@@ -73,7 +80,8 @@ def run(
     from simulator.running.scenario import load_scenario, place_of
     from simulator.serving.compiled import why_interpreted
 
-    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate))
+    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate, measured))
+    command = None if emit_command is None else _client_command(emit_command, loaded)
     with checked_outputs(out, json_file):
         try:
             first, document, ended = replicate(
@@ -108,11 +116,23 @@ def run(
     slow = why_interpreted()
     if slow is not None:
         print(f"note: {slow}", file=sys.stderr)
+    if command is not None:
+        print(f"\n{command}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if out is not None:
         print(f"Wrote {out}: open {out / 'report.html'}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if ended is not None:
         raise ended
     return 0
+
+
+def _client_command(name: str, scenario: Scenario) -> str:
+    """Command of a benchmark client for the scenario's load."""
+    from forerun.errors import ArgumentError
+    from simulator.studies.artefacts import ARTEFACTS, CLIENTS
+
+    if name not in CLIENTS:
+        raise ArgumentError("emit", f"{name} is no benchmark client: one of {', '.join(CLIENTS)}")
+    return ARTEFACTS[name](scenario)
 
 
 def replicate(

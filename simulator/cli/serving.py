@@ -43,6 +43,7 @@ def serve(
     ] = None,
     set_values: SetOption = None,
     chip: ShortcutOptions.chip = None,
+    measured: ShortcutOptions.measured = None,
     seed: Annotated[int, Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
     """Serve OpenAI's API with the latencies of the simulated engine.
@@ -61,7 +62,7 @@ def serve(
         needed = "forerun serve needs starlette, uvicorn and prometheus-client"
         raise ForerunError(f"{needed}; {install_hint('serve')} ({error})") from None
 
-    loaded = load_scenario(scenario, chosen(set_values, chip))
+    loaded = load_scenario(scenario, chosen(set_values, chip, measured=measured))
     with ExitStack() as stack:
         trace = None
         if trace_out is not None:

@@ -21,8 +21,10 @@ from forerun.yaml_files import packaged
 from hwprofiles import ProfileError, dtype_bytes, load_chip
 from simulator.llm import load_architecture
 from simulator.replay.replay_tables import metric_title
-from simulator.replay.rerun import rerun, run_scenario
-from simulator.running.metrics.uncertainty import Z50, Z90, intervals_of
+from simulator.replay.rerun import rerun
+from simulator.running.measured_runs import run_scenario
+from simulator.running.metrics.statistics import Z50, Z90
+from simulator.running.metrics.uncertainty import intervals_of
 from simulator.running.scenario import Scenario
 from simulator.studies.compare.comparison import compare_variants
 from simulator.studies.paired import HIGHER_IS_BETTER

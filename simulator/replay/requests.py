@@ -22,9 +22,10 @@ from hwprofiles import ProfileError, chip_name, weakest
 from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Explanation, Start, explanation_of
 from simulator.replay.replay_tables import ERRORS, Replay, run_replay_tables
-from simulator.replay.rerun import framework_name, own_base, rerun, with_named_model
+from simulator.replay.rerun import rerun
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
+from simulator.running.measured_runs import framework_name, own_base, with_named_model
 from simulator.running.scenario import Scenario, as_scenario
 from traces import TraceError
 from traces.benchmark_results import METRICS, MeasuredRun, as_runs

@@ -93,7 +93,7 @@ class StepAudit:
                 self.unshared[part.pool.name] = problem
         if part.pool.staged:
             # Batches in a pipeline overlap: the steps of a replica together are held against the time that they took.
-            for what, least in least_seconds(part):
+            for what, least in () if part.pool.measured else least_seconds(part):
                 needed = self._staged.setdefault(what, np.zeros(len(self.totals.seconds)))
                 needed += np.bincount(part.steps.replica, weights=least, minlength=len(needed))
         else:
@@ -363,6 +363,8 @@ def peak_utilisation(outcome: FinishedRun) -> Iterator[str]:
         totals = outcome.steps.totals.of_replicas(first, pool.replicas)
         chips = pool.chips * pool.replicas
         peak, bandwidth = _limits(pool)
+        if pool.measured:
+            continue
         for what, work_s in (("FLOP/s", totals.flops.sum() / peak), ("bandwidth", totals.bytes.sum() / bandwidth)):
             if not work_s <= pool.replicas * elapsed_s * (1.0 + SOL_TOLERANCE):
                 share = work_s / pool.replicas / elapsed_s if elapsed_s else np.inf
@@ -420,7 +422,7 @@ def keys_in_blocks(part: PoolSteps) -> Iterator[str]:
 
 
 def speed_of_light(part: PoolSteps) -> Iterator[str]:
-    """No step is faster than its work allows at the peak of its chips."""
+    """No step is faster than its work allows at the peak of its chips; measured ones may be, by chance."""
     seconds = part.steps.seconds
     for row in _first(~((seconds > 0.0) | (part.steps.prefill_tokens + part.steps.decode_seqs == 0))):
         yield f"{part.name(row)} takes no time"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, NotRequired, Self
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -16,6 +16,7 @@ from forerun.result import Result
 from hwprofiles import Chip, weakest
 from simulator.llm import load_architecture
 from simulator.running.build import EXTRAPOLATED, Build, PoolBuild
+from simulator.running.metrics.posterior import Learnt
 from simulator.running.metrics.statistics import ratio
 from simulator.running.metrics.summary import run_duration_s
 from simulator.running.metrics.tasks import task_section
@@ -67,6 +68,8 @@ class Axis(TypedDict):
     response: dict[str, list[float]]
     """Logarithm of each metric's factor at both ends of the axis's 90 % interval. For measured runs also, in between,
     at the ends of the 50 % interval."""
+    joint: NotRequired[dict[str, list[float]]]
+    """Weights of the independent draws behind the error of each kind of figure; one draw for all without them."""
 
 
 class ModelError(TypedDict):
@@ -80,7 +83,15 @@ class ModelError(TypedDict):
     requests: int
     """Number of requests that were simulated again for every direction."""
     stratum: dict[str, str]
-    """Evidence class of the run: ``layers``, ``build``, ``load``, ``chip``."""
+    """Evidence class of the run, by the fields of ``Stratum``."""
+    step_ms: dict[str, float]
+    """Mean milliseconds of each kind of step."""
+    conditions: list[float]
+    """Most requests at once on a replica, and mean input and output tokens of a request."""
+    after_measuring: NotRequired[dict[str, float]]
+    """Widths of the 90 % intervals of means after one measured run of this load; upper end over lower."""
+    learnt: NotRequired[dict[str, Learnt]]
+    """Estimates of the causes from measured runs of the deployment; absent without such runs."""
     served: str
     """Sentence about the errors of measured runs in the same evidence class."""
 
@@ -145,6 +156,8 @@ class RunRecords(Result):
     """Tasks and guessed tool calls; None if no request waits for another."""
     detail: StepDetail | None = None
     """Parts of the run's steps, for the timeline; None if the run is too long."""
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the figures of a kind that measured runs of the deployment ask for."""
     model_error: ModelError | None = None
     """Estimated model error of the run's metrics; None without ``intervals``."""
 

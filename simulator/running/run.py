@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -22,7 +23,6 @@ from simulator.running.build import Build, build_run
 from simulator.running.drafting import DrafterFactory
 from simulator.running.invariants import FinishedRun, StepAudit, broken
 from simulator.running.records import (
-    ErrorSource,
     ModelError,
     RunRecords,
     clock,
@@ -41,6 +41,7 @@ from simulator.workload import RequestStream, generate_requests
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from simulator.running.measured import MeasuredEvidence
     from simulator.running.metrics.uncertainty import Figures
 
 T = TypeVar("T")
@@ -143,6 +144,7 @@ def simulate(
     stream: RequestStream | None = None,
     intervals: bool | Figures = False,
     cost_notes: bool = True,
+    measured: Sequence[str | Path] = (),
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -163,6 +165,7 @@ def simulate(
         as the run from 1,500 requests on, up to seven times as long for a few hundred. cost_notes: with attention-level
         speculation, note how far its assumed costs move decode steps, which takes
             longer than a run of few requests.
+        measured: benchmark results of the deployment, as in the scenario's ``measured``, which they replace.
 
     Raises:
         InvariantError: the result breaks physics or conservation (see ``simulator.running.invariants``), a fault of the
@@ -175,7 +178,9 @@ def simulate(
     check_number("seed", seed, 0, inf, whole=True)
     began = clock()
     scenario = as_scenario(scenario)
-    build = build_run(scenario, seed, make_drafter, make_policy, factors)
+    if measured:
+        scenario = scenario.with_values({"measured": [str(one) for one in measured]})
+    build, evidence = measured_build(build_run(scenario, seed, make_drafter, make_policy, factors))
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
     refuse_stream(stream, build.pools)
@@ -201,15 +206,31 @@ def simulate(
         )
     result = RunResult.of(build, log, rows, audit.totals, began)
     result = replace(result, notes=(*result.notes, *_notes(build, log, decoding, result.kv)))
+    if scenario.measured is not None and evidence is None:
+        from simulator.running.measured import other_deployment_note
+
+        result = replace(result, notes=(*result.notes, other_deployment_note(scenario)))
+    if evidence is not None:
+        result = replace(result, shifts=metrics.measured_shifts(evidence.posterior, scenario, build, result.requests))
     problem = broken(FinishedRun.of(build.pools, log, result.requests, audit, result.speculation))
     if problem is not None:
         raise broken_run(problem, result)
     if intervals:
         figures = metrics.summarise if intervals is True else intervals
-        off = metrics.model_error(scenario, seed, build, stream, metrics.own_errors(scenario, build, result), figures)
-        wide = [f"evidence: {off['served']}"] if metrics.widely_served(off) else []
-        result = replace(result, model_error=off, notes=(*result.notes, *wide))
+        own, posterior = metrics.own_errors(scenario, build, result), evidence and evidence.posterior
+        off = metrics.model_error(scenario, seed, build, stream, own, figures, posterior=posterior)
+        result = replace(result, model_error=off)
     return result
+
+
+def measured_build(build: Build) -> tuple[Build, MeasuredEvidence | None]:
+    """The build as measured runs of its deployment move it, and their evidence; without such runs, as it is."""
+    if build.scenario.measured is None:
+        return build, None
+    from simulator.running.measured import evidence_for  # it reads benchmark results, which plain runs do not
+
+    evidence = evidence_for(build.scenario, simulate)
+    return (build, None) if evidence is None else (evidence.moved(build), evidence)
 
 
 def serve(
@@ -225,7 +246,11 @@ def serve(
     """
     if stream is None:
         stream = generate_requests(scenario.workload, seed)
-    return _served(scenario, build_run(scenario, seed, factors=factors), stream)
+    build, evidence = measured_build(build_run(scenario, seed, factors=factors))
+    served = _served(scenario, build, stream)
+    if evidence is None:
+        return served
+    return served._replace(shifts=metrics.measured_shifts(evidence.posterior, scenario, build, served.requests))
 
 
 def error_of_run(
@@ -233,17 +258,20 @@ def error_of_run(
     seed: int,
     figures: Figures,
     own: metrics.OwnErrors | None = None,
-    sources: list[ErrorSource] | None = None,
+    like: ModelError | None = None,
 ) -> ModelError:
     """Model error of a run's metrics, as ``simulate`` computes it with ``intervals``, without the run's result.
 
-    ``own`` is the error data that the run recorded; without it, the run is simulated again. ``sources`` are the error
-    sources of kernels, if known.
+    ``own`` is the error data that the run recorded; without it, the run is simulated again. ``like`` is the error at
+    another load, if known.
     """
-    build, stream = build_run(scenario, seed), generate_requests(scenario.workload, seed)
+    build, evidence = measured_build(build_run(scenario, seed))
+    stream = generate_requests(scenario.workload, seed)
     if own is None:
         own = metrics.own_errors(scenario, build, _served(scenario, build, stream))
-    return metrics.model_error(scenario, seed, build, stream, own, figures, sources)
+    return metrics.model_error(
+        scenario, seed, build, stream, own, figures, like, None if evidence is None else evidence.posterior
+    )
 
 
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:

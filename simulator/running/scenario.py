@@ -52,6 +52,20 @@ class PricesConfig(Section):
         return usd.get(chip) if isinstance(usd, dict) else usd
 
 
+class MeasuredConfig(Section):
+    """Benchmark results of the user's own deployment."""
+
+    files: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Files or folders, in any format that ``forerun replay requests`` reads."""
+    deployment: Json | None = None
+    """Scenario without workload that the results are of; default: the scenario that names them."""
+
+
+DEPLOYMENT = ("model", "weights_dtype", "kv_cache_dtype", "hardware", "engine", "pools", "kv_transfer", "speculation",
+              "attention_speculation")  # fmt: skip
+"""Fields of a scenario that describe the deployment."""
+
+
 class Scenario(Section):
     """A model on hardware, an engine and a workload; optionally speculation, latency limits and prices.
 
@@ -88,6 +102,8 @@ class Scenario(Section):
     attention_speculation: AttentionSpeculationConfig | None = None
     """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
     workload: WorkloadConfig
+    measured: MeasuredConfig | None = None
+    """Benchmark results of this deployment that every prediction takes into account; a list of files is enough."""
     slo: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Latency limits in milliseconds, such as ``p99_ttft_ms: 500``."""
     prices: PricesConfig | None = None
@@ -153,6 +169,12 @@ class Scenario(Section):
         """Notes on names from other tools and their interpretation."""
         return tuple(self._readings.values())
 
+    @field_validator("measured", mode="before")
+    @classmethod
+    def _list_of_files(cls, measured: Any) -> Any:
+        files = [measured] if isinstance(measured, str) else measured
+        return {"files": files} if isinstance(files, list | tuple) else measured
+
     @field_validator("pools", mode="before")
     @classmethod
     def _roles_by_name(cls, pools: Any) -> Any:
@@ -186,6 +208,9 @@ class Scenario(Section):
         formats = {name: value for name, value in default_formats(engine, self.model).items() if name not in known}
         self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
+        if self.measured is not None and self.measured.deployment is None:
+            own = {name: value for name, value in self.model_dump(exclude_unset=True).items() if name in DEPLOYMENT}
+            self.__dict__.update(measured=self.measured.model_copy(update={"deployment": own}))
         check_sections(self)
         check_names(self, files=False)
         return self
@@ -547,6 +572,9 @@ FILE_FIELDS = (
     "pools.*.hardware.pipeline_link",
     "pools.*.engine.host_link",
     "kv_transfer.link",
+    "measured",
+    "measured.*",
+    "measured.files.*",
     "workload.trace",
     "workload.input_tokens.file",
     "workload.output_tokens.file",

@@ -131,7 +131,8 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     """Engine steps with the sum of their kernels: seconds by bound and by evidence, useful work.
 
     The sum equals the step's duration, up to the grid of simulated time. For rows of several steps (priced at their
-    mean context) and for batches that wait for each other in a pipeline, shares are scaled to the recorded seconds.
+    mean context), for batches that wait for each other in a pipeline and for measured steps, shares are scaled to the
+    recorded seconds.
     Copies to and from host memory count as interconnect.
     """
     costs, chips = Costs.zeros(0), np.zeros(len(steps), dtype=np.int64)
@@ -141,7 +142,7 @@ def price_steps(steps: StepLog, build: Build) -> StepRecords:
     for number, pool in enumerate(build.pools):
         timer = pool.timer
         pool_rows = np.flatnonzero(pool_of[steps.integers("replica")] == number)
-        overlapped[pool_rows] = isinstance(timer, StagedTimer) or pool.hits is not None
+        overlapped[pool_rows] = isinstance(timer, StagedTimer) or pool.hits is not None or pool.measured
         for start in range(0, len(pool_rows), PRICED_TOGETHER):
             rows: Any = pool_rows[start : start + PRICED_TOGETHER]
             whole = len(rows) == len(steps)

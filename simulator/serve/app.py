@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.running.build import build_run
+from simulator.running.run import measured_build
 from simulator.running.scenario import Scenario
 from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, least_tokens, usage_of
 from simulator.serve.counters import Counters
@@ -233,7 +234,7 @@ class Server:
         trace: RequestTrace | None = None,
         slots: int = SLOTS,
     ) -> None:
-        self._build = build_run(scenario, seed)
+        self._build, _ = measured_build(build_run(scenario, seed))
         self._lengths: Iterator[int] = cycle(generate_requests(scenario.workload, seed).output_tokens.tolist())
         self.model = model_of(scenario)
         self._longest = _longest(self._build.main.limits)

@@ -249,6 +249,8 @@ def benchmark(name: str, scenario: Scenario) -> str:
     return f"# {URL} is the router of {copies} replicas; a replica alone gets {rate / copies:.4g} req/s\n{command}"
 
 
+CLIENTS = ("guidellm", "aiperf", "vllm-bench")
+"""Benchmark clients whose commands are known."""
 ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "vllm": partial(engine_command, "vllm"),
     "sglang": partial(engine_command, "sglang"),
@@ -258,9 +260,7 @@ ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "llm-d": llm_d,
     "keda": keda,
     "hpa": hpa,
-    "guidellm": partial(benchmark, "guidellm"),
-    "aiperf": partial(benchmark, "aiperf"),
-    "vllm-bench": partial(benchmark, "vllm-bench"),
+    **{name: partial(benchmark, name) for name in CLIENTS},
 }
 """Artefacts that ``--emit`` writes, by name; engine flags by batch exist only in ``forerun tune``."""
 

@@ -7,7 +7,6 @@ import pytest
 from doc_blocks import SHELLS, blocks, run_block
 
 from dashboards.recorded_errors import read_errors
-from forerun.yaml_files import packaged
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -58,17 +57,34 @@ def test_errors_shown_are_those_on_record():
     experts = [name for name in rows if re.fullmatch(r"moe \S+, h100-sxm, vllm", name)]
     speedups = [row for row in rows.values() if row.section == "speculation" and row.metric == "speedup"]
     mean = sum(row.n * row.mape for row in speedups) / sum(row.n for row in speedups)
-    served = {(row.name, row.metric): row for row in read_errors(ROOT / "docs" / "validation" / "errors.json")}
-    classes = packaged("simulator.running.metrics", "served.yaml")["half"]
-    tpot = [classes[name]["tpot"] for name in ("dense / fitted", "mixture / fitted", "mixture / unknown")]
     shown = re.findall(r"^\|[^|]+\| ([^|]+?) \| ([^|]+?) \|$", README.read_text(encoding="utf-8"), re.M)[1:]
     assert [error for error, _ in shown] == [
         f"{min(rows[name].mape for name in usual):.0f} to {max(rows[name].mape for name in usual):.0f} %",
         f"{min(rows[name].mape for name in experts):.0f} to {max(rows[name].mape for name in experts):.0f} %",
         f"{rows['acceptance curves, deepest K'].median_ape:.1f} %",
         f"{mean:.0f} %",
-        f"{served['serving/blis/eval38_ground_truth.csv', 'mean_e2el_ms'].mape:.0f} % (too low)",
-        *("half {:.2f} to {:.2f}x predicted".format(*one[1:]) for one in tpot),
     ]
     assert shown[3][1] == f"{sum(row.n for row in speedups)} published results"
-    assert [runs for _, runs in shown[5:]] == [f"{one[0]} measured runs" for one in tpot]
+
+
+KINDS = {"TPOT": "tpot", "TTFT": "ttft", "E2E latency": "e2el", "throughput": "throughput"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/measure-once.md"])
+def test_widths_shown_are_those_on_the_page_of_bands(page):
+    """Median error and width of nine in ten, before and after measuring, as on the page that the fit wrote."""
+    bands = (ROOT / "docs" / "validation" / "bands.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in bands.splitlines() if line[:1] == "|"]
+    known = {tuple(line[:2]): (line[4:6] if "run" in line[0] else [line[-1], line[4]]) for line in lines}
+    rows = re.findall(r"^\| ([^|]+?) \|((?: \d+ %; [\d.]+x \|)+)$", (ROOT / page).read_text(encoding="utf-8"), re.M)
+    assert len(rows) == len(KINDS)
+    columns = (("known releases",) if page == "README.md" else ()) + ("all", "one run", "three runs")
+    for name, cells in rows:
+        kind = next(kind for words, kind in KINDS.items() if words in name)
+        for column, cell in zip(columns, cells.strip(" |").split(" | "), strict=True):
+            error, width = known[column, kind]
+            shown = re.fullmatch(r"(\d+) %; ([\d.]+)x", cell)
+            assert float(shown[1]) == pytest.approx(float(error.removesuffix(" %")), abs=0.51)
+            assert float(shown[2]) == pytest.approx(
+                float(width.removesuffix("x")), abs=0.06 if "." in shown[2] else 0.51
+            )

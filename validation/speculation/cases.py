@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hwprofiles import chip_name, chip_names, load_chip
 from simulator.llm import load_architecture
 from simulator.llm.load import catalogue_model
-from simulator.replay.rerun import other_engine
+from simulator.running.measured_runs import other_engine
 from simulator.speculation import expected_tokens, load_curve
 from simulator.speculation.methods import METHODS
 from simulator.timing import VLLM_2025, load_draft_overhead

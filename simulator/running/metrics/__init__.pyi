@@ -3,9 +3,9 @@ from simulator.running.metrics.document import RunDocument as RunDocument
 from simulator.running.metrics.document import run_data as run_data
 from simulator.running.metrics.document import run_document as run_document
 from simulator.running.metrics.document import scenario_document as scenario_document
+from simulator.running.metrics.measured_error import measured_shifts as measured_shifts
 from simulator.running.metrics.replications import combine_replications as combine_replications
 from simulator.running.metrics.run_folder import run_columns as run_columns
-from simulator.running.metrics.served import widely_served as widely_served
 from simulator.running.metrics.statistics import WeightedSample as WeightedSample
 from simulator.running.metrics.statistics import mean_interval as mean_interval
 from simulator.running.metrics.summary import LATENCIES as LATENCIES

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from forerun.arrays import BoolArray, FloatArray
 from forerun.tables import ABSENT, number
 from simulator.running.metrics.usage import main_bottleneck
+from simulator.running.records import ModelError
 from simulator.serving import RequestRecords
 from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
@@ -109,6 +110,44 @@ def steady_output_throughput(load: Load, summary: Mapping[str, Any], workload: W
     if load["keeps_up"] is False or rate is None:
         return summary["output_throughput"]  # type: ignore[no-any-return]
     return float(rate * turns * summary["total_output_tokens"] / (summary["completed"] + summary["failed"]))
+
+
+CAUSE_WORDS = {
+    "decode": "decode steps take {} of their predicted time",
+    "prompts": "prompt steps take {}",
+    "host_ms": "the host takes {} a step more than usual",
+    "api_server_ms": "the API server takes {} more than usual",
+}
+"""Statements about a measured deployment, by cause of ``metrics.posterior``."""
+LEAST_SHOWN = 0.01
+"""Least change of a factor, or milliseconds, that a note names."""
+KIND_WORDS = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2E latency", "throughput": "throughput"}
+
+
+def measuring_notes(
+    worth: Mapping[str, Any] | None, error: ModelError | None, shifts: Mapping[str, float]
+) -> list[str]:
+    """Notes on what measured runs say, or on the measurement that would help."""
+    notes = []
+    if error is not None and "learnt" in error:
+        causes = []
+        for name, words in CAUSE_WORDS.items():
+            cause, ms = error["learnt"][name], name.endswith("_ms")
+            values = (cause["value"], cause["low"], cause["high"])
+            if abs(values[0] - (0.0 if ms else 1.0)) >= LEAST_SHOWN:
+                value, low, high = (f"{one:.2f}" for one in values)
+                causes.append(words.format(f"{value}{' ms' if ms else 'x'} ({low}..{high})"))
+        left = [f"{KIND_WORDS[kind]} {factor:.2f}x" for kind, factor in shifts.items() if kind != "throughput"]
+        rest = [f"beyond that {', '.join(left)} of what was predicted"] if left else []
+        notes.append(f"{error['served']}: {'; '.join([*causes, *rest])}. In parentheses: nine in ten")
+    if worth is not None:
+        kind = next(kind for kind in KIND_WORDS if kind in worth["metric"])
+        before, after = worth["width"], worth["width_after"]
+        notes.append(
+            f"one measured run of this load would narrow {KIND_WORDS[kind]} from {before:.2g}x to {after:.2g}x (ends "
+            f"of nine in ten): --emit vllm-bench prints its command, --measured takes its result"
+        )
+    return notes
 
 
 def run_conclusion(document: Mapping[str, Any]) -> str:

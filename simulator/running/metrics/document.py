@@ -9,9 +9,15 @@ from forerun.document import LEFT_OUT, DocumentPart, Json, plain_json
 from forerun.version import VERSION
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.metrics import usage
-from simulator.running.metrics.conclusion import Load, load_section, run_conclusion, steady_output_throughput
+from simulator.running.metrics.conclusion import (
+    Load,
+    load_section,
+    measuring_notes,
+    run_conclusion,
+    steady_output_throughput,
+)
 from simulator.running.metrics.summary import run_duration_s, slo_report, summarise
-from simulator.running.metrics.uncertainty import interval_section, slo_probability
+from simulator.running.metrics.uncertainty import interval_section, slo_probability, worth_measuring
 from simulator.running.records import ModelError, RunRecords
 from simulator.serving.records import Count, EngineCounters, KvCacheReport, ReplicaUse, TransferReport
 
@@ -27,9 +33,14 @@ class RunDocument(DocumentPart):
     """Figures of vLLM's serving benchmark, by its names."""
     intervals: dict[str, list[float]]
     """Ends of the interval of figures of the summary; empty where the run did not look for them."""
+    likely: dict[str, list[float]]
+    """Ends of their likely (50 %) range."""
     interval_level: float | None
     intervals_of: str | None
     model_error: ModelError | None
+    next_measurement: Json | None
+    """Figure that one measured run of this load would narrow most. With the width of its 90 % interval (upper end over
+    lower) and the width after it; None where a run would not help, or widths are not known."""
     slo: Json | None
     basis: str
     evidence: dict[str, float]
@@ -69,6 +80,7 @@ def run_data(result: RunRecords) -> RunDocument:
         load=load,
         summary=summary,
         **interval_section(summary, error, None if error is None else error["sampling"]),
+        next_measurement=worth_measuring(summary, error),
         slo=slo,
         basis=result.basis,
         evidence=result.evidence._asdict(),
@@ -91,6 +103,7 @@ def run_data(result: RunRecords) -> RunDocument:
         seed=result.seed,
         notes=[*result.notes, *usage.price_notes(result)],
     )
+    data.notes.extend(measuring_notes(data.next_measurement, error, result.shifts))
     return replace(data, conclusion=run_conclusion(vars(data)))
 
 

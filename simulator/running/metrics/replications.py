@@ -9,9 +9,9 @@ from typing import Any
 from forerun.document import Json
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import run_conclusion
-from simulator.running.metrics.statistics import mean_interval
+from simulator.running.metrics.statistics import Z90, mean_interval
 from simulator.running.metrics.summary import most_refused
-from simulator.running.metrics.uncertainty import Z90, interval_section, slo_probability
+from simulator.running.metrics.uncertainty import interval_section, slo_probability
 from simulator.running.records import ModelError
 
 LEVEL = 0.95
@@ -91,7 +91,13 @@ def _interval_section(summaries: Sequence[Json], first: Json, level: float) -> J
     error = first.get("model_error")
     if error is None:
         chance = {key: list(mean_interval(known, level)) for key, known in measured.items()}
-        return {"intervals": chance, "interval_level": level, "intervals_of": SAMPLING, "model_error": None}
+        return {
+            "intervals": chance,
+            "likely": {},
+            "interval_level": level,
+            "intervals_of": SAMPLING,
+            "model_error": None,
+        }
     sampling = {}
     for key, known in measured.items():
         if min(known) > 0:

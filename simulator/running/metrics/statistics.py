@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from forerun.arrays import FloatArray, IntArray
 
+Z90, Z50 = 1.6448536269514722, 0.6744897501960817
+"""Standard deviations from the median to either end of a normal distribution's 90 % and 50 % intervals."""
 EQUAL = 1e-12
 """Relative spread up to which values are one value, rounded here and there."""
 T_QUANTILES = {

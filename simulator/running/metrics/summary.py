@@ -46,6 +46,10 @@ class Served(Protocol):
     @property
     def speculation(self) -> SpeculationCounters | None: ...
 
+    @property
+    def shifts(self) -> Mapping[str, float]:
+        """Factors on the figures of a kind that measured runs of the deployment ask for."""
+
 
 def completed_requests(requests: RequestRecords) -> BoolArray:
     return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
@@ -105,16 +109,20 @@ def summarise(result: Served) -> Json:
         "total_output_tokens": output_tokens,
         **{key: _rate(count, duration) for key, count in zip(RATES, counts, strict=True)},
     }
+    if slower := result.shifts.get("throughput"):
+        summary |= {key: summary[key] / slower for key in RATES if summary[key]}
     for name in LATENCIES:  # one at a time: each takes several times its own memory
         summary |= latency_statistics(name, latency_sample(result, name))
     return summary | speculation_summary(result.speculation)
 
 
 def latency_sample(result: Served, name: str) -> WeightedSample:
-    """All values of one of ``LATENCIES`` in a run, milliseconds."""
+    """All values of one of ``LATENCIES`` in a run, milliseconds, as measured runs of the deployment move them."""
+    factor = result.shifts.get("tpot" if name == "itl" else name, 1.0)
     if name == "itl":
-        return WeightedSample.of(result.gaps.gap_s * MS_PER_S, result.gaps.count)
+        return WeightedSample.of(result.gaps.gap_s * MS_PER_S * factor, result.gaps.count)
     values = request_latency_ms(result.requests, name)
+    values *= factor
     values = values[~np.isnan(values)]
     return WeightedSample.of(values)
 

@@ -16,8 +16,9 @@ from simulator.timing.framework import LOCAL_FRAMEWORKS
 MOST_REPLICAS = 64
 """Replicas up to which each has a row."""
 RUN_LEGEND = (
-    "low..high: interval of the figure before it. Bottleneck: share of time by what limits it. MFU, MBU: share of the "
-    "peak FLOP/s and of the memory bandwidth used. basis: evidence for the kernel prices (see the glossary)."
+    "low..high: likely range of the figure before it; nine in ten in parentheses, where shown. Bottleneck: share of "
+    "time by what limits it. MFU, MBU: share of the peak FLOP/s and of the memory bandwidth used. basis: evidence for "
+    "the kernel prices (see the glossary)."
 )
 BETWEEN = ("p90_", "p95_")
 """Statistics whose intervals other rows bracket; a terminal shows them only with ``--full``."""
@@ -50,7 +51,9 @@ def run_title(document: Json) -> str:
 
 
 def interval_words(document: Json) -> str:
-    return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
+    if not document["likely"]:
+        return f"{document['interval_level']:.0%} intervals of {document['intervals_of']}"
+    return f"likely (50 %) and {document['interval_level']:.0%} intervals of {document['intervals_of']}"
 
 
 def run_facts(document: Json) -> str:
@@ -100,13 +103,17 @@ def latency_table(document: Json) -> Table:
 
 
 def with_interval(key: str, document: Json, unit: float = 1.0) -> Value:
-    """A number of the summary, and the ends of its interval if there is one, e.g. ``58.04 51..70``."""
+    """A number of the summary, and its likely range if there is one, e.g. ``58.04 51..70``; nine in ten in detail."""
     value, interval = document["summary"][key], document["intervals"].get(key)
     text = number(value and value / unit)
     if interval is None or interval[1] - interval[0] <= 1e-4 * abs(interval[1]):
         return Cell(text, value=value)
-    ends = "..".join(number(end / unit, 3) for end in interval)
-    aside, detail = ("", ends) if key.startswith(BETWEEN) else (ends, "")
+    likely, wide = (
+        "" if ends is None else "..".join(number(end / unit, 3) for end in ends)
+        for ends in (document["likely"].get(key), interval)
+    )
+    both = f"({wide})" if likely else wide
+    aside, detail = ("", f"{likely} {both}".strip()) if key.startswith(BETWEEN) else (likely or wide, likely and both)
     return Cell(text, aside=aside, value=value, detail=detail)
 
 

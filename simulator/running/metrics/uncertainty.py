@@ -24,10 +24,13 @@ from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.document import Json
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build, PoolBuild
+from simulator.running.metrics.measured_error import ACCEPTANCE, MEANS, conditions_of, informed, widths_after_measuring
+from simulator.running.metrics.posterior import Posterior
 from simulator.running.metrics.served import (
     SERVED,
     UNMOVED,
     Stratum,
+    figure_kind,
     is_served,
     served_as,
     served_response,
@@ -35,7 +38,7 @@ from simulator.running.metrics.served import (
     stratum_of,
     without_served,
 )
-from simulator.running.metrics.statistics import WeightedSample
+from simulator.running.metrics.statistics import Z50, Z90, WeightedSample
 from simulator.running.metrics.summary import (
     RATES,
     REQUEST_LATENCIES,
@@ -55,9 +58,10 @@ from simulator.speculation.speculation_config import named
 from simulator.timing import ModelTimer, StagedTimer
 from simulator.workload import RequestStream, generate_requests
 
-LEVEL = 0.90
-Z90, Z50 = 1.6448536269514722, 0.6744897501960817
-"""Standard deviations from the median to either end of a normal distribution's 90 % and 50 % intervals."""
+LEVEL, LIKELY = 0.90, 0.50
+"""Levels of the intervals: nine in ten, and the likely range."""
+OWN_SHARE = {LEVEL: 1.0, LIKELY: 0.41}
+"""Share of the 90 % interval of kernels, host work and chance in the ends of each level."""
 DRAWS = 512
 """Number of random draws over all error sources together; draws need no further runs."""
 LEAST_REQUESTS, SHARE, MOST_REQUESTS = 256, 10, 10_000
@@ -85,7 +89,6 @@ DRAFTING_ENDS = (0.8, 1.25)
 API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
 """A server's work before the scheduler sees a request: TTFT of single requests lies 11 % (5 to 20) over the prediction
 on one table of guidellm at concurrency 1, where this work is a quarter of it."""
-ACCEPTANCE = "acceptance"
 ACCEPTANCE_ENDS = (0.9, 1.1)
 """90 % ends of acceptance rates from other traffic: curves of one drafter differ by some 10 % between tasks."""
 LEAST_ACCEPTANCE_RANGE = 0.01
@@ -106,6 +109,8 @@ class Rerun(NamedTuple):
     requests: RequestRecords
     gaps: GapCounts
     speculation: SpeculationCounters | None
+    shifts: Mapping[str, float] = {}
+    """Factors on the figures of a kind that measured runs of the deployment ask for."""
 
 
 class OwnErrors(NamedTuple):
@@ -115,13 +120,17 @@ class OwnErrors(NamedTuple):
     stratum: Stratum
     least_ms: dict[str, float]
     """TTFT and TPOT of the requests that waited least, scaled to the mean request's tokens."""
+    conditions: list[float]
+    """``ModelError.conditions``."""
 
 
 def own_errors(scenario: Scenario, build: Build, result: Served) -> OwnErrors:
     """Sampling error of a run, and the stratum of runs that the error of its model is taken from."""
     ttft_ms = request_latency_ms(result.requests, "ttft")
     least_ms = {"ttft": float(np.nanmin(ttft_ms, initial=np.inf)), "tpot": _least_tpot_ms(result.requests)}
-    return OwnErrors(sampling_errors(result), stratum_of(scenario, build, result.requests), least_ms)
+    requests = result.requests
+    stratum = stratum_of(scenario, build, requests)
+    return OwnErrors(sampling_errors(result), stratum, least_ms, conditions_of(build, requests))
 
 
 def _least_tpot_ms(requests: RequestRecords) -> float:
@@ -142,9 +151,15 @@ def model_error(
     stream: RequestStream,
     own: OwnErrors,
     figures: Figures = summarise,
-    sources: list[ErrorSource] | None = None,
+    like: ModelError | None = None,
+    posterior: Posterior | None = None,
 ) -> ModelError:
-    """Model error in the figures of a finished run; ``sources`` is the result of ``step_sources``, if known."""
+    """Model error in the figures of a finished run.
+
+    Args:
+        like: error of the run at another load, whose sources of step times are taken over; default: found anew.
+        posterior: what measured runs of the deployment tell, in place of the errors of other deployments.
+    """
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
     def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
@@ -155,11 +170,11 @@ def model_error(
     def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
         return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))
 
-    if sources is None:
+    if like is None:
         logged = build.fleet.run(requests)
-        base, sources = served(build, logged), step_sources(build, logged)
+        base, sources, step_ms = served(build, logged), step_sources(build, logged), _step_ms(logged)
     else:
-        base = served(build)
+        base, sources, step_ms = served(build), like["sources"], like["step_ms"]
     axes = []
     for direction, deviation in _directions(sources):
         ends = [served(_with_factors(build, np.exp(end * deviation * direction))) for end in (-Z90, Z90)]
@@ -177,16 +192,29 @@ def model_error(
     alike = served_as(own.stratum)
     factors = alike.factors | ({"throughput": UNMOVED} if serves_arrivals(scenario, own.stratum) else {})
     response = served_response(base, factors)
-    axes.append(Axis(name=f"{SERVED} {scenario.engine.framework}", deviation=1.0, direction=[], response=response))
-    return ModelError(
+    name = f"{SERVED} {scenario.engine.framework}"
+    error = ModelError(
         level=LEVEL,
         sources=sources,
-        axes=axes,
+        axes=[*axes, Axis(name=name, deviation=1.0, direction=[], response=response)],
         sampling=own.sampling,
         requests=len(requests),
         stratum=own.stratum._asdict(),
         served=alike.words,
+        step_ms=step_ms,
+        conditions=own.conditions,
     )
+    after = widths_after_measuring(scenario, base, error)
+    error = error if posterior is None else informed(error, posterior, scenario, base)
+    return {**error, "after_measuring": after}
+
+
+def _step_ms(log: RunLog) -> dict[str, float]:
+    """Mean milliseconds of each kind of step; that of the other kind where there are none."""
+    seconds, steps = log.steps.column("seconds"), log.steps.column("steps")
+    prompts = log.steps.integers("prefill_tokens") > 0
+    means = [1e3 * float(seconds[rows].sum() / max(1.0, steps[rows].sum())) for rows in (prompts, ~prompts)]
+    return {kind: mean or other for kind, mean, other in zip(KINDS, means, means[::-1], strict=True)}
 
 
 def requests_again(build: Build, stream: RequestStream) -> int:
@@ -411,15 +439,21 @@ def metric_draws(error: ModelError, metric: str, steps: FloatArray | None = None
     if not error["axes"] or any(metric not in axis["response"] for axis in error["axes"]):
         return None
     steps = step_draws(error["sources"]) if steps is None else steps
-    total = np.zeros(DRAWS)
+    total, kind = np.zeros(DRAWS), figure_kind(metric)
     for axis in error["axes"]:
         along = standard_draws(axis["name"])
+        if kind in (joint := axis.get("joint", {})):
+            several = [standard_draws(f"{axis['name']} {place}") for place in range(len(joint[kind]))]
+            along = np.asarray(joint[kind]) @ np.array(several)
         if axis["direction"]:
             along = np.asarray(axis["direction"]) @ steps / axis["deviation"]
         response = axis["response"][metric]
-        if len(response) > 2:  # middle half and both ends, and nothing known beyond
+        if len(response) > 2:  # likely range and nine in ten; beyond them as steep as between
             low, middle_low, middle_high, high = response
-            total += np.interp(along, [-Z90, -Z50, 0.0, Z50, Z90], [low, middle_low, 0.0, middle_high, high])
+            knots, values = [-Z90, -Z50, 0.0, Z50, Z90], [low, middle_low, 0.0, middle_high, high]
+            slopes = [(middle - end) / (Z90 - Z50) for end, middle in ((low, middle_low), (high, middle_high))]
+            total += np.interp(along, knots, values) - slopes[1] * np.maximum(along - Z90, 0.0)
+            total += slopes[0] * np.minimum(along + Z90, 0.0)
         else:
             low, high = response
             total += np.where(along < 0, -low, high) * along / Z90
@@ -431,68 +465,38 @@ def sampling_draws(metric: str, deviation: float) -> FloatArray:
 
 
 def intervals_of(
-    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
+    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float], level: float = LEVEL
 ) -> dict[str, list[float]]:
-    """Ends of the 90 % interval of every figure that has one.
-
-    E2E latency mostly consists of TPOT, and throughput is a closed loop's concurrency over it (Little's law), so that
-    neither is known better than TPOT, whose ends are fitted on other runs.
-    """
-    factors = interval_factors(summary, error, sampling)
-    served = [axis["response"] for axis in error["axes"] if is_served(axis)]
-    for key, ends in interval_factors(tpots(summary), without_phase(error), sampling).items():
-        statistic = key.removesuffix("_tpot_ms")
-        low, high = (as_tpot_moves(decoding_share(summary, statistic), end) for end in ends)
-        for name, (own_low, own_high) in factors.items():
-            if name == f"{statistic}_e2el_ms":
-                factors[name] = min(own_low, low), max(own_high, high)
-            elif statistic == "mean" and name.endswith("_throughput") and any(any(one[name]) for one in served):
-                factors[name] = min(own_low, 1.0 / high), max(own_high, 1.0 / low)
+    """Ends of the interval of every figure that has one, nine in ten or likely."""
+    factors = interval_factors(summary, error, sampling, level)
     return {key: [summary[key] * low, summary[key] * high] for key, (low, high) in factors.items()}
 
 
-def tpots(summary: Mapping[str, Any]) -> Json:
-    """TPOT statistics for which the summary also has E2E latencies."""
-    return {key: value for key, value in summary.items()
-            if key.endswith("_tpot_ms") and value and summary.get(key.replace("_tpot_", "_e2el_"))}  # fmt: skip
-
-
-def without_phase(error: ModelError) -> ModelError:
-    """The error of the steps: how a closed loop in step divides its cycle does not move the cycle."""
-    return {**error, "axes": [axis for axis in error["axes"] if axis["name"] != PHASE]}
+def interval_factors(
+    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float], level: float = LEVEL
+) -> dict[str, tuple[float, float]]:
+    """Ends of the interval over its figure: kernels and host, chance, and measured runs. The ends of measured runs were
+    fitted for this sum (``validation.served.bands``)."""
+    steps, factors = step_draws(error["sources"]), dict[str, tuple[float, float]]()
+    composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
+    outer = slice(None, None, 3) if level == LEVEL else slice(1, 3)
+    for key, value in summary.items():
+        if not isinstance(value, int | float) or value <= 0 or any(key not in axis["response"] for axis in served):
+            continue
+        draws = metric_draws(composed, key, steps) if composed["axes"] else np.zeros(DRAWS)
+        if draws is not None:
+            drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
+            low, high = (OWN_SHARE[level] * drawn.percentile(50 * (1 + side * LEVEL)) for side in (-1, 1))
+            ends = [sorted(axis["response"][key][outer]) for axis in served]
+            low = -hypot(min(0.0, low), *(end[0] for end in ends))
+            high = hypot(max(0.0, high), *(end[1] for end in ends))
+            factors[key] = exp(low), exp(high)
+    return factors
 
 
 def decoding_share(summary: Mapping[str, Any], statistic: str) -> float:
     """Share of the E2E latency after the first token."""
     return max(0.0, 1.0 - float(summary[f"{statistic}_ttft_ms"]) / float(summary[f"{statistic}_e2el_ms"]))
-
-
-def as_tpot_moves(decoding: float, factor: float) -> float:
-    """Factor on E2E latency if a factor moves its share ``decoding``.
-
-    >>> as_tpot_moves(0.5, 3.0)
-    2.0
-    """
-    return 1.0 + decoding * (factor - 1.0)
-
-
-def interval_factors(
-    summary: Mapping[str, Any], error: ModelError, sampling: Mapping[str, float]
-) -> dict[str, tuple[float, float]]:
-    """Ends of the 90 % interval over its figure: kernels and host, chance, and measured runs. The ends of measured runs
-    were fitted for this sum (``validation.bands``)."""
-    steps, factors = step_draws(error["sources"]), dict[str, tuple[float, float]]()
-    composed, served = without_served(error), [axis for axis in error["axes"] if is_served(axis)]
-    for key, value in summary.items():
-        draws = metric_draws(composed, key, steps) if isinstance(value, int | float) and value > 0 else None
-        if draws is not None:
-            drawn = WeightedSample.of(draws + sampling_draws(key, sampling.get(key, 0.0)))
-            low, high = drawn.percentile(50 * (1 - LEVEL)), drawn.percentile(50 * (1 + LEVEL))
-            ends = [sorted((axis["response"][key][0], axis["response"][key][-1])) for axis in served]
-            low = -hypot(min(0.0, low), *(end[0] for end in ends))
-            high = hypot(max(0.0, high), *(end[1] for end in ends))
-            factors[key] = exp(low), exp(high)
-    return factors
 
 
 def drawn_slo_ratios(
@@ -544,13 +548,30 @@ def interval_section(
 ) -> Json:
     """The document's ``intervals`` section: intervals, their level, the kinds of error in them, and the model error."""
     if error is None:
-        return {"intervals": {}, "interval_level": None, "intervals_of": None, "model_error": None}
+        return {"intervals": {}, "likely": {}, "interval_level": None, "intervals_of": None, "model_error": None}
     return {
         "intervals": intervals_of(summary, error, sampling or {}),
+        "likely": intervals_of(summary, error, sampling or {}, LIKELY),
         "interval_level": LEVEL,
         "intervals_of": "model error and sampling",
         "model_error": error,
     }
+
+
+LEAST_GAIN = 1.15
+"""Factor by which a measured run must narrow an interval to be worth naming."""
+
+
+def worth_measuring(summary: Mapping[str, Any], error: ModelError | None) -> Json | None:
+    """The mean that one measured run of this load would narrow most, with its widths; None where none helps."""
+    if error is None:
+        return None
+    widths = {key: high / low for key, (low, high) in intervals_of(summary, error, error["sampling"]).items()}
+    gains = {key: widths[key] / after for key, after in error.get("after_measuring", {}).items() if key in widths}
+    best = next((key for key in MEANS if gains.get(key, 0.0) >= LEAST_GAIN), None)
+    if best is None:
+        return None
+    return {"metric": best, "width": widths[best], "width_after": error["after_measuring"][best]}
 
 
 def sampling_errors(result: Served) -> dict[str, float]:

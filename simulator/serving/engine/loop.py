@@ -57,6 +57,7 @@ class Engine:
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
         offload: host memory behind the prefix cache, or None.
         step_factors: on the seconds of steps with prompt chunks, and of the others.
+        step_more_s: seconds that every step takes more than that, or less.
     """
 
     index = cython.declare(cython.longlong, visibility="public")
@@ -76,6 +77,7 @@ class Engine:
     prices = cython.declare(Prices, visibility="public")
     _with_prompts: cython.double
     _without_prompts: cython.double
+    _more_s: cython.double
     priorities: Any
     draws: Draws
     budget: Budget
@@ -142,12 +144,14 @@ class Engine:
         prefill_only: bool = False,
         offload: Any = None,
         step_factors: tuple[float, float] = (1.0, 1.0),
+        step_more_s: float = 0.0,
     ) -> None:
         self.index = index
         self.source = source
         self.scheduler = scheduler
         self.prices = prices
         self._with_prompts, self._without_prompts = step_factors
+        self._more_s = step_more_s
         self.output = output
         self.log = output.log
         self.draws = draws
@@ -253,7 +257,7 @@ class Engine:
             return False
         if self.counting and self._plain and scheduler.repeat(self._plan):
             self.work.measure_keys(self._plan)
-            seconds = self.prices.seconds_again(self.work, self._repeated) * self._without_prompts
+            seconds = self._with_more(self.prices.seconds_again(self.work, self._repeated) * self._without_prompts)
             self._planned(now, _by_clock(now, _on_grid(seconds)), 0.0)
             return True
         self._repeated.usable = False
@@ -274,7 +278,8 @@ class Engine:
             self.work.trim(self.budget.choose(plan.decodes, self.work.prefill_tokens, plan.cut))
         self._draft = None if drafting is None else self._choose(plan)
         if works:
-            seconds = _on_grid(self.prices.seconds(self.work, self._draft) * self._factor(self.work))
+            seconds = self.prices.seconds(self.work, self._draft) * self._factor(self.work)
+            seconds = _on_grid(self._with_more(seconds))
         if self.offload is not None:
             copies_s = exposed_load_s(self.offload, scheduler.take_loaded(), seconds)
             seconds += copies_s
@@ -288,8 +293,14 @@ class Engine:
         return True
 
     @cython.cfunc
+    @cython.inline
+    def _with_more(self, seconds: cython.double) -> cython.double:
+        """Seconds of a step with what every step takes more, or less, down to half of it."""
+        return max(seconds + self._more_s, seconds / 2) if self._more_s else seconds
+
+    @cython.cfunc
     def _factor(self, work: Work) -> cython.double:
-        """Factor on the seconds of a step: 1, unless the run studies errors of prices."""
+        """Factor on the seconds of a step: 1, unless the run studies errors of prices or was measured."""
         return self._with_prompts if work.prefill_seqs else self._without_prompts
 
     @cython.cfunc

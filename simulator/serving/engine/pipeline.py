@@ -102,7 +102,7 @@ class PipelinedEngine(Engine):
                 self._schedule_first(sequence, now)
             sequence.computed_tokens += tokens
         factor: cython.double = self._factor(batch.work)
-        sent: cython.double = now + _on_grid(self.prices.host_seconds(batch.work) * factor)
+        sent: cython.double = now + _on_grid(self._with_more(self.prices.host_seconds(batch.work) * factor))
         batch.end = sent
         for stage, seconds in enumerate(self.prices.stage_seconds(batch.work)):
             seconds *= factor

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+from forerun.arrays import FloatArray
 from simulator.serving.compiled import engine_module
 from simulator.serving.drafting import DraftingRule
 from simulator.serving.fleet.fleet_config import Role
@@ -50,6 +51,8 @@ class Pool:
     """Host memory of a replica for evicted prefix-cache blocks; None: evicted blocks are discarded."""
     step_factors: tuple[float, float] = (1.0, 1.0)
     """Factors on the seconds of steps with and without prompt chunks, to study errors of prices."""
+    step_more_s: float = 0.0
+    """Seconds that every step takes more than that, or less where negative: measured host time."""
     hits: DrawnHits | None = None
     """Draws of attention-level speculation, for each replica; None: steps take the mean, or there is none."""
     budget: VerifyBudget | None = None
@@ -59,6 +62,16 @@ class Pool:
     def rules(self) -> SchedulerFacts:
         """Facts about the batching rule."""
         return SCHEDULERS[self.scheduler]
+
+    @property
+    def measured(self) -> bool:
+        """True if its steps take other seconds than they are priced at."""
+        return self.step_factors != (1.0, 1.0) or self.step_more_s != 0.0
+
+    def taken_s(self, priced_s: FloatArray, prompts: bool) -> FloatArray:
+        """Seconds of steps with or without prompt chunks, from those that they are priced at."""
+        taken_s = priced_s * self.step_factors[0 if prompts else 1]
+        return np.asarray(np.maximum(taken_s + self.step_more_s, taken_s / 2)) if self.step_more_s else taken_s
 
     @property
     def staged(self) -> bool:
@@ -138,6 +151,7 @@ class ReplicaBuilder:
             prefill_only=pool.role == "prefill",
             offload=pool.offload,
             step_factors=pool.step_factors,
+            step_more_s=pool.step_more_s,
         )
         return ServingReplica(core, source, partial(self._make_scheduler, index), engine.Lockstep)
 

@@ -15,7 +15,7 @@ from forerun.errors import ForerunError, InvariantError, NothingServedError, Sta
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import Served, request_latencies_ms, summarise
 from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, intervals_of, stated_probability
-from simulator.running.records import ErrorSource, ModelError
+from simulator.running.records import ModelError
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
 from simulator.studies.plan.options import CONFIDENCE
@@ -300,18 +300,18 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
 
 
 def slo_ratios_drawn(
-    scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, sources: list[ErrorSource] | None = None
+    scenario: Scenario, seed: int, objective: Objective, verdict: Verdict, like: ModelError | None = None
 ) -> tuple[FloatArray, ModelError]:
     """SLO ratios of a candidate in every draw of the model error, and the model error.
 
-    ``sources`` may come from another rate: the shares of a step's kernels hardly depend on the rate.
+    ``like`` may be that at another rate: the shares of a step's kernels hardly depend on the rate.
     """
     from simulator.running.run import error_of_run
 
     def figures(run: Served) -> dict[str, Any]:
         return {**summarise(run), **reached(objective, run)}
 
-    error = error_of_run(scenario, seed, figures, verdict.observation.own, sources)
+    error = error_of_run(scenario, seed, figures, verdict.observation.own, like)
     gc.collect(1)
     return drawn_slo_ratios(verdict.values, error, objective.slo_ratio, verdict.runs), error
 
@@ -431,18 +431,18 @@ def find_highest_rate(
     """
     verdicts: dict[float, Verdict] = {}
     chances: dict[float, float] = {}
-    sources: list[ErrorSource] | None = None
+    like: ModelError | None = None
 
     def slo_ratio_at(rate: float) -> float:
-        nonlocal sources
+        nonlocal like
         driven = load.at(scenario, rate)
         verdict = verdicts[rate] = judge(objective, trial(driven, objective, seeds, shown=False), confidence)
         if not verdict.meets:
             return max(verdict.slo_ratio, JUST_MISSED)
         if not interval:
             return verdict.slo_ratio
-        drawn, error = slo_ratios_drawn(driven, seeds[0], objective, verdict, sources)
-        sources = error["sources"]
+        drawn, error = slo_ratios_drawn(driven, seeds[0], objective, verdict, like)
+        like = error
         chances[rate] = float(np.mean(drawn <= 1.0))
         return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 

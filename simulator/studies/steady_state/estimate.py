@@ -198,6 +198,7 @@ def _refuse(scenario: Scenario) -> None:
         f"engine.scheduler: {scenario.engine.scheduler} batching has": not scenario.engine.rules.continuous,
         "hardware.pipeline_parallel: several batches in flight have": scenario.hardware.pipeline_parallel > 1,
         "pools: replicas of several kinds have": bool(scenario.pools),
+        "measured: steps that measured runs move have": scenario.measured is not None,
         "faults: failing replicas have": scenario.faults is not None,
         "workload.sessions: prompts that grow from turn to turn have": scenario.workload.sessions is not None,
         f"speculation.policy: '{policy}' changes K with the load, which has": policy != "fixed",

@@ -1,5 +1,6 @@
 """``forerun tune``, ``fr.tune`` and ``fr.tune_machine``."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,15 @@ def tune(
     context: Contexts = None,
     tokens: Tokens = None,
     emit: Annotated[str | None, Option(EMITTED, "ENGINE")] = None,
+    measured: Annotated[
+        Sequence[str],
+        Option(
+            "Benchmark result of this deployment; llama.cpp: decode rate measured on this machine, 43 without "
+            "drafting, 3:71 with 3 draft tokens; repeatable.",
+            "RESULT",
+            text=list[str],
+        ),
+    ] = (),
     worth: Annotated[
         bool,
         Option("Add what a better drafter is worth by load, and the acceptance length that pays in every cell."),
@@ -65,6 +75,7 @@ def tune(
         tokens: numbers of draft tokens to try; default: 1 to 8, as far as acceptance is known.
         emit: engine whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, if it has such a
             drafter. Or the name of an artefact of ``forerun tune --emit``, which is added as ``document["artefact"]``.
+        measured: benchmark results of the deployment, as in the scenario's ``measured``, which they replace.
         worth: whether to add the value of a better drafter as ``document["worth"]``. seed: recorded in the result,
         which does not depend on it. progress: called with (choices priced, choices in all).
 
@@ -76,6 +87,8 @@ def tune(
     from simulator.studies.tune.tuning import find_drafts
 
     base = study_of(scenario)
+    if measured:
+        base = replace(base, scenario=base.scenario.with_values({"measured": list(measured)}))
     if base.vary or base.variants:
         raise ForerunError(f"{base.place}: vary, variants: tune takes one scenario; compare takes several")
     axes = _axes(batch, context, tokens)
@@ -100,7 +113,8 @@ def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
 
     engine, framework = options.get("emit"), base.scenario.engine.framework
     local = engine == LOCAL_ENGINE or (engine is None and framework in LOCAL_FRAMEWORKS)
-    given = next((name for name in ("logs", "measured", "p_min") if name in options), None)
+    rates = [text for text in options.get("measured", ()) if re.fullmatch(r"[\d.:]+", text)]
+    given = next((name for name in ("logs", "p_min") if name in options), "measured" if rates else None)
     if given is not None and not local:
         where = f"--emit {engine}" if engine else f"engine.framework: {framework}"
         words = f"is of llama.cpp, not of {where}; add --set engine.framework=llama.cpp or --emit llama.cpp"
@@ -130,8 +144,7 @@ def tune_machine(
     measured: Annotated[
         Sequence[str],
         Option(
-            "llama.cpp: decode rate measured on this machine, 43 without drafting, 3:71 with 3 draft tokens; "
-            "repeatable.",
+            "llama.cpp: decode rate measured on this machine.",
             "TOK_S",
             text=list[str],
         ),

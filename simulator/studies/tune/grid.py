@@ -11,6 +11,7 @@ import numpy as np
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError
 from simulator.running.build import Build, build_replica
+from simulator.running.run import measured_build
 from simulator.running.scenario import Scenario
 from simulator.speculation import draft_survival
 from simulator.studies.tune.token_time import MeanRequest, TokenTime, busy_steps
@@ -147,9 +148,9 @@ def busy_rate(batch: float, step_s: float, prompt_s: float, decoded_tokens: int)
 def _priced(
     scenario: Scenario, request: MeanRequest, seqs: IntArray, contexts: IntArray, length: float
 ) -> tuple[Build, TokenTime]:
-    build = build_replica(scenario, 0)
+    build, _ = measured_build(build_replica(scenario, 0))
     steps = busy_steps(scenario, build, request, seqs, contexts, np.full(len(seqs), length))
-    return build, steps.seconds(build.main.timer)
+    return build, steps.seconds(build.main)
 
 
 def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: object) -> Scenario:

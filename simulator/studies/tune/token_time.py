@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
-from simulator.running.build import Build
+from simulator.running.build import Build, PoolBuild
 from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.prices import decode_steps, prompt_steps
 from simulator.studies.steady_state.traffic import population, traffic
-from simulator.timing import EngineTimer, ModelTimer, StepWork
+from simulator.timing import ModelTimer, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ class BusySteps:
     mixed: bool
     prompts: FloatArray
 
-    def seconds(self, timer: EngineTimer, drafting: float = 1.0) -> TokenTime:
+    def seconds(self, pool: PoolBuild, drafting: float = 1.0) -> TokenTime:
         """Price both kinds of steps; ``drafting`` is a factor on the drafter's time."""
+        timer = pool.timer
         costs = [timer.costs(work) for work in (self.decoding, self.joined)]
         step_s, joined_s = (cost.device_s + cost.host_s for cost in costs)
         host = costs[0].host_s / step_s
@@ -99,6 +100,7 @@ class BusySteps:
             assert isinstance(timer, ModelTimer)
             step_s = step_s - (1.0 - drafting) * timer.exposed_drafting_s(self.decoding)
             joined_s = joined_s - (1.0 - drafting) * timer.exposed_drafting_s(self.joined)
+        step_s, joined_s = pool.taken_s(step_s, prompts=False), pool.taken_s(joined_s, prompts=True)
         added = np.maximum(0.0, joined_s - step_s) if self.mixed else joined_s
         return TokenTime(step_s, self.joined_steps * added, self.prompts, host)
 

@@ -18,6 +18,7 @@ from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ArgumentError
 from hwprofiles import weakest
 from simulator.running.build import Build, build_replica
+from simulator.running.run import measured_build
 from simulator.running.scenario import Scenario
 from simulator.studies.assumed import ACCEPTANCE, assumed_parameters
 from simulator.studies.tune.choices import DraftChoice, draft_choices
@@ -297,8 +298,8 @@ class CellGrid:
         return self._batches[column], self._contexts[row], int(self.seqs[index]), int(self.contexts[index])
 
     def token_time(self, scenario: Scenario, length: FloatArray, factors: Factors, drafting: float = 1.0) -> TokenTime:
-        build = build_replica(roomy(scenario, *self._most), 0, factors=factors)
-        return self._steps(scenario, build, length).seconds(build.main.timer, drafting)
+        build, _ = measured_build(build_replica(roomy(scenario, *self._most), 0, factors=factors))
+        return self._steps(scenario, build, length).seconds(build.main, drafting)
 
     def kernels(self, scenario: Scenario, length: FloatArray) -> list[PricedKernels]:
         """The target's kernels in both kinds of steps of every cell, and the library that priced the kernels."""

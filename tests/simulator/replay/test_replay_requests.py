@@ -16,17 +16,17 @@ from hwprofiles import chip_name, chip_names
 from hwprofiles.dtypes import dtype_name
 from simulator.llm.load import catalogue_model, named_dtype
 from simulator.replay.requests import in_training, parse_condition, replay_requests
-from simulator.replay.rerun import (
+from simulator.replay.rerun import rerun
+from simulator.replay.split import Split
+from simulator.running.build import build_replica
+from simulator.running.measured_runs import (
     framework_name,
     overridden,
     pool_hashes,
     readings,
-    rerun,
     run_scenario,
     unshared_hashes,
 )
-from simulator.replay.split import Split
-from simulator.running.build import build_replica
 from simulator.running.metrics.summary import summarise
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario, scenario_from

@@ -216,7 +216,7 @@ def test_trace_is_replayed_and_growth_presses_it_together(project_root):
 
 def test_refused_layouts_are_listed_with_their_reason(chat):
     vary = ("model=llama-3.1-8b,llama-3.1-405b", "hardware.tensor_parallel=1,3", "hardware.replicas=1")
-    planned = planned_for(chat, *vary, rate=2.0)
+    planned = planned_for(chat, *vary, rate=2.0, confidence=0.8)
     reasons = {candidate.name: candidate.reason for candidate in planned.candidates if candidate.status == "refused"}
     assert len(reasons) == 6
     for words in ("do not divide by 3", "does not fit"):
@@ -231,7 +231,7 @@ def test_same_seed_same_plan_whatever_the_processes(chat):
 
 def test_highest_rate_of_every_layout(chat):
     vary = ("hardware.tensor_parallel=1,2", "engine.max_num_batched_tokens=2048", "hardware.replicas=1")
-    rows = plan_document(planned_for(chat, *vary, max_rate=True))["candidates"]
+    rows = plan_document(planned_for(chat, *vary, max_rate=True, confidence=0.8))["candidates"]
     rates = [row["max_rate"] for row in rows]
     assert rates == sorted(rates, reverse=True)
     assert [row["set"]["hardware.tensor_parallel"] for row in rows] == [2, 1]
@@ -353,7 +353,8 @@ def test_a_fault_of_one_layout_is_a_row_and_not_the_end(chat, monkeypatch):
         return honest(scenario, *rest)
 
     monkeypatch.setattr(search, "_judge", faulty)
-    result = plan(study(chat, *VARY), rate=12.0, slo=SLO, replications=1, requests=100, headroom=False, jobs=1)
+    few = {"replications": 1, "requests": 100, "headroom": False, "jobs": 1, "confidence": 0.8}
+    result = plan(study(chat, *VARY), rate=12.0, slo=SLO, **few)
     rows = {row["status"]: row for row in result.document["candidates"]}
     assert result.best is not None
     assert "a step ends before it starts" in rows["error"]["reason"]

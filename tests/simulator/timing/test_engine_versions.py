@@ -11,8 +11,8 @@ from hwprofiles import dtype_bytes
 from hwprofiles.dtypes import dtype_name
 from simulator.llm import load_architecture
 from simulator.llm.load import catalogue_model
-from simulator.replay.rerun import framework_of_version
 from simulator.running.build import build_replica
+from simulator.running.measured_runs import framework_of_version
 from simulator.timing import StepTimer, load_framework
 
 

@@ -1,0 +1,113 @@
+"""Measured runs of a deployment: medians move, intervals narrow, other deployments are left alone, lies are refused."""
+
+import json
+
+import pytest
+from plain_scenario import plain_scenario
+
+from forerun.errors import ForerunError
+from simulator import simulate
+
+LOOP = {"process": "closed-loop", "max_concurrency": 16}
+
+
+def scenario(streams=16, **parts):
+    loop = {"arrivals": {"process": "closed-loop", "max_concurrency": streams}}
+    base = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 200, 10 * streams, **parts)
+    return base.with_values({f"workload.{name}": value for name, value in loop.items()})
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return simulate(scenario(), intervals=True)
+
+
+def result_file(folder, run, factor=1.2, **changes):
+    """A result of ``vllm bench serve`` that took ``factor`` times as long as a simulated run."""
+    summary = run.summary
+    data = {
+        "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B", "num_prompts": 160, "request_rate": "inf",
+        "max_concurrency": 16, "duration": summary["duration"] * factor, "completed": 160,
+        "total_input_tokens": 160_000, "total_output_tokens": 32_000,
+    }  # fmt: skip
+    data |= {key: summary[key] / factor for key in ("request_throughput", "output_throughput")}
+    latencies = ("ttft", "tpot", "itl", "e2el")
+    data |= {f"{q}_{n}_ms": summary[f"{q}_{n}_ms"] * factor for n in latencies for q in ("mean", "median", "p99")}
+    path = folder / f"result-{factor}-{len(changes)}.json"
+    path.write_text(json.dumps(data | changes))
+    return str(path)
+
+
+def width(run, metric):
+    low, high = run.document["intervals"][metric]
+    return high / low
+
+
+METRICS = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "output_throughput")
+
+
+def test_one_run_moves_medians_and_narrows_intervals_at_other_loads(tmp_path, plain):
+    file = result_file(tmp_path, plain)
+    for streams in (16, 64):
+        before, after = (simulate(scenario(streams), intervals=True, measured=files) for files in ((), [file]))
+        for metric in METRICS:
+            moved = after.summary[metric] / before.summary[metric]
+            assert 1.1 < (1 / moved if metric == "output_throughput" else moved) < 1.25, metric
+            assert width(after, metric) < 0.8 * width(before, metric), metric
+        learnt = after.document["model_error"]["learnt"]
+        assert learnt["decode"]["low"] < learnt["decode"]["value"] < learnt["decode"]["high"]
+        assert any("1 measured run of this deployment" in note for note in after.notes + tuple(after.document["notes"]))
+
+
+def test_a_run_that_agrees_leaves_the_prediction_and_narrows_it(tmp_path, plain):
+    after = simulate(scenario(), intervals=True, measured=[result_file(tmp_path, plain, 1.0)])
+    for metric in METRICS:
+        assert after.summary[metric] == pytest.approx(plain.summary[metric], rel=0.06)
+        assert width(after, metric) < width(plain, metric)
+
+
+def test_order_and_repetition_of_results(tmp_path, plain):
+    one, other = result_file(tmp_path, plain, 1.2), result_file(tmp_path, plain, 1.25)
+    runs = [simulate(scenario(32), intervals=True, measured=files) for files in ((one, other), (other, one), (one,))]
+    assert runs[0].document["intervals"] == runs[1].document["intervals"]
+    assert runs[0].summary["mean_tpot_ms"] == pytest.approx(runs[2].summary["mean_tpot_ms"], rel=0.05)
+
+
+def test_another_deployment_keeps_the_errors_of_others_and_says_so(tmp_path, plain):
+    measured = scenario().with_values({"measured": [result_file(tmp_path, plain)]})
+    wide = simulate(measured.with_values({"hardware.tensor_parallel": 2}), intervals=True)
+    own = simulate(scenario(hardware={"chip": "h100-sxm", "tensor_parallel": 2}), intervals=True)
+    assert wide.summary["mean_tpot_ms"] == own.summary["mean_tpot_ms"]
+    assert any("no measured run is of this deployment (chips of a replica 2, 1 measured)" in one for one in wide.notes)
+
+
+def test_the_scenario_can_be_read_back(tmp_path, plain):
+    measured = scenario().with_values({"measured": [result_file(tmp_path, plain)]})
+    again = type(measured).model_validate_json(measured.model_dump_json(exclude_unset=True))
+    assert again.measured == measured.measured
+    assert again.measured.deployment["model"] == "llama-3.1-8b"
+
+
+@pytest.mark.parametrize(
+    ("factor", "changes", "words"),
+    [
+        (1.0, {"output_throughput": 9000.0}, "Little's law"),
+        (0.2, {}, "the limit of the chip"),
+        (1.0, {"model_id": "Qwen/Qwen3-8B"}, "a run of another deployment: model qwen3-8b, llama-3.1-8b"),
+    ],
+)
+def test_results_that_cannot_be_true_are_refused(tmp_path, plain, factor, changes, words):
+    file = result_file(tmp_path, plain, factor, **changes)
+    with pytest.raises(ForerunError, match=words) as caught:
+        simulate(scenario(), measured=[file])
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_names_the_measurement_that_would_help(plain, tmp_path):
+    worth = plain.document["next_measurement"]
+    assert worth["metric"] == "mean_ttft_ms", "the order of prompts in a loop of equal requests is not known"
+    assert worth["width"] > 1.15 * worth["width_after"] > 1.15
+    assert any("one measured run of this load would narrow TTFT from" in note for note in plain.document["notes"])
+    after = simulate(scenario(), intervals=True, measured=[result_file(tmp_path, plain)])
+    assert after.document["next_measurement"] is None
