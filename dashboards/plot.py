@@ -43,6 +43,11 @@ def waterfall(run: RunResult) -> go.Figure:
     return run.figure("waterfall")
 
 
+def measuring(run: RunResult) -> go.Figure:
+    """Intervals of the means before and after measured runs of the deployment."""
+    return run.figure("measuring")
+
+
 def speedup(comparison: CompareResult) -> go.Figure:
     """Speedup of each variant over the first, with intervals."""
     return comparison.figure("speedup")

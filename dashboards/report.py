@@ -36,6 +36,7 @@ FIGURES = (
     ResultFigure("latency", of_run.latency_data, of_run.latency_figure),
     ResultFigure("timeline", of_run.timeline_data, of_run.timeline_figure),
     ResultFigure("waterfall", of_run.requests_data, of_run.waterfall_figure),
+    ResultFigure("measuring", of_run.measuring_data, of_run.measuring_figure),
 )
 
 
@@ -83,7 +84,7 @@ def report_html(run: RunFolder) -> str:
     sections = [
         page.header(run.name, f"Simulated serving run · {page.basis_words(run.basis)}", lead, marks),
         page.tiles_html(run_tiles(document)),
-        plots.get("figure-bottleneck", ""),
+        page.grid(plots.get("figure-measuring", ""), plots.get("figure-bottleneck", "")),
         page.grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
         *map(page.table_card, (*run_tables(document), *more_run_tables(document))),

@@ -244,6 +244,29 @@ def add_band(figure: go.Figure, x: Column, low: Column, high: Column, **look: ob
     figure.add_scatter(x=around, y=ends, mode="lines", fill="toself", line={"width": 0}, hoverinfo="skip", **look)
 
 
+def add_fan(
+    figure: go.Figure, x: Column, ends: Column, colour: str, when: str = "", wide: int = 90, **look: object
+) -> None:
+    """Add two translucent bands of one colour around a line; all fans of a figure share a legend entry.
+
+    Args:
+        x: places of the points.
+        ends: row of ``fan_ends`` for each point.
+        when: words after the legend entry, for fans of several kinds.
+        wide: level of the wider band, percent; that of the other is 50.
+    """
+    places, table = np.asarray(x, dtype=np.float64), np.asarray(ends, dtype=np.float64)
+    rgb = ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+    known = np.isfinite(table)
+    name = f"{'50 and ' if known[:, 1:3].any() else ''}{wide} % intervals{when}"
+    for low, high, opacity in ((0, 3, 0.2), (1, 2, 0.36)):
+        rows = known[:, low] & known[:, high]
+        if rows.sum() > 1:
+            first = all(band.name != name for band in figure.data)
+            look |= {"fillcolor": f"rgba({rgb}, {opacity})", "showlegend": first}
+            add_band(figure, places[rows], table[rows, low], table[rows, high], name=name, legendgroup=name, **look)
+
+
 def add_distribution(figure: go.Figure, values: FloatArray, share: FloatArray, **look: object) -> None:
     """Add the share of a sample at or below each value, in percent; a single value is a point."""
     figure.add_scatter(x=values, y=share * 100, mode="lines" if len(values) > 1 else "markers", **look)

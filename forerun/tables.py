@@ -54,7 +54,7 @@ class Cell:
     value: object = None
     """Value of the cell in a data frame; default: the text."""
     detail: str = ""
-    """Text after the aside that only ``--full``, Markdown and data frames show."""
+    """Text after the aside that only ``--full`` and Markdown show, and a page where there is an aside."""
 
     @property
     def after(self) -> str:
@@ -173,7 +173,7 @@ class Table:
         head = "".join(map(_html_heading, self.columns, words))
         head = f"<thead><tr>{head}</tr></thead>" if self.headed else ""
         first = [index == 0 for index in range(len(self.columns))]
-        lines = ["<tr>" + "".join(map(_html_cell, map(_brief, row), words, first)) + "</tr>" for row in self.rows]
+        lines = ["<tr>" + "".join(map(_html_cell, row, words, first)) + "</tr>" for row in self.rows]
         shown, more = lines[: self.shown], lines[len(lines) - self.hidden :]
 
         def part(rows: Sequence[str], which: str = "") -> str:
@@ -305,7 +305,7 @@ def _html_cell(cell: Value, words: bool, first: bool) -> str:
     if not isinstance(cell, Cell):
         text = cell_text(cell)
         return f"<td{named}>{term_html(text) if first else escape(text)}</td>"
-    aside = f' <span class="aside">{escape(cell.after)}</span>' if cell.after else ""
+    aside = f' <span class="aside">{escape(cell.after)}</span>' if cell.aside else ""
     return f"<td{named}>{escape(cell.text)}{aside}</td>"
 
 

@@ -34,6 +34,8 @@ GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 LONGEST_QUERY = 4000
 LONGEST_WORD = 80
 LONGEST_PAIRS = 400
+NONE = "-"
+"""No choice of several, in a URL."""
 
 
 def part_id(kind: str, page: str, name: str) -> Identity:
@@ -128,15 +130,15 @@ class ChoiceField(Control):
 class Several(ChoiceField):
     """Choice of several texts, separated by commas in a URL."""
 
-    defaults: Sequence[str] = ()
+    defaults: Sequence[str] | Offer = ()
     least: int = 1
     most: int = 4
 
     def default_in(self, served: ServedFolders) -> Any:
-        return list(self.defaults)
+        return list(self.defaults(served) if callable(self.defaults) else self.defaults)
 
     def read(self, text: str, served: ServedFolders) -> object:
-        return self.checked([word for word in text.split(",") if word], served)
+        return self.checked([word for word in text.split(",") if word not in ("", NONE)], served)
 
     def checked(self, value: object, served: ServedFolders) -> Any:
         if not isinstance(value, list) or not self.least <= len(value) <= self.most:

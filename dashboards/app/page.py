@@ -89,7 +89,7 @@ class Page:
     says: str
     controls: Sequence[Control | Component | parts.Part]
     """Controls in the side column, in order; other components are shown unchanged."""
-    content: Sequence[Component | parts.Part]
+    content: Sequence[Control | Component | parts.Part]
     views: Sequence[View] = ()
     starts: Sequence[Start] = ()
     more: Callable[[Dash, Context], None] | None = None
@@ -101,8 +101,9 @@ class Page:
 
     @property
     def fields(self) -> dict[str, Control]:
-        """Controls of the page by name, folded ones included."""
-        return {control.name: control for control in (*self.controls, *self.folded) if isinstance(control, Control)}
+        """Controls of the page by name, folded ones and those in the content included."""
+        shown = (*self.controls, *self.folded, *self.content)
+        return {control.name: control for control in shown if isinstance(control, Control)}
 
     def layout(self, search: str | None, context: Context) -> Component:
         """Layout of the page, with the values of controls from a URL's query string."""

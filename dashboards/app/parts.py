@@ -68,11 +68,11 @@ def spec(figure: go.Figure | None) -> Json | None:
     return {"data": plain["data"], "layout": layout}
 
 
-def upload(page: str, words: str) -> Component:
-    """Upload box for one file; the browser refuses bad files, and a view gets ``{name, contents}`` from the store."""
+def upload(page: str, words: str, most: int = 1) -> Component:
+    """Upload box; the browser refuses more or larger files, and a view gets ``{files: [{name, contents}]}``."""
     classes: Any = {"className": "upload", "className_active": "upload active"}
     box = dcc.Upload(dmc.Text(words, size="sm"), id={"kind": "upload", "page": page}, multiple=True, **classes)
-    return html.Div([box, dcc.Store(id=output_id(page, UPLOADED))])
+    return html.Div([box, dcc.Store(id=output_id(page, UPLOADED)), dcc.Store(id=output_id(page, "most"), data=most)])
 
 
 def figure_card(name: str, height: int, label: str, wide: bool = False, least: int = 0) -> Part:

@@ -31,8 +31,8 @@ TRACE_SUFFIXES = (".csv", ".parquet", ".csv.gz")
 LARGEST_MEASURED_BYTES = 8 * 2**20
 LARGEST_LOG_BYTES = 16 * 2**20
 """Largest size of a request log, bytes; larger logs can only be read on the command line."""
-LOGS = "logs"
-"""Folder of a session's uploaded logs."""
+LOGS, RESULTS = "logs", "results"
+"""Folders of a session's uploaded logs and benchmark results."""
 MEASURED_SUFFIXES = (".csv", ".json", ".jsonl")
 T = TypeVar("T")
 OWN_FILES = ("summary.json", "trace.json", "plan.json", "replay.json", "compare.json", "sweep.json", "tune.json")
@@ -54,15 +54,17 @@ class ServedFolders:
     """Served folders; they may be empty."""
     session: Path
     """Folder for the runs of one session, or for all sessions before ``of_session`` selects one."""
+    given: tuple[Path, ...] = ()
+    """Benchmark results that the what-if page starts with."""
 
     @classmethod
-    def of(cls, folders: Iterable[Path], place: Path) -> ServedFolders:
-        """Serve folders, with ``place`` for the runs that the app simulates."""
+    def of(cls, folders: Iterable[Path], place: Path, given: Iterable[Path] = ()) -> ServedFolders:
+        """Serve folders, with ``place`` for the runs that the app simulates, and benchmark results to start with."""
         paths = tuple(Path(folder).resolve() for folder in folders)
         for folder in paths:
             if not folder.is_dir():
                 raise ForerunError(f"{folder}: no such folder to serve")
-        return cls(paths, place.resolve())
+        return cls(paths, place.resolve(), tuple(Path(path).resolve() for path in given))
 
     def of_session(self, name: str) -> ServedFolders:
         """Copy with the same folders and the runs of one session alone."""
@@ -126,6 +128,12 @@ class ServedFolders:
 
     def log(self, label: str) -> Path:
         return _labelled(self.logs(), "log", "log of requests", label)
+
+    def results(self) -> dict[str, Path]:
+        """Benchmark results by label: those that the app was started with, then uploads of this session."""
+        given = {path.name.replace(",", "-"): path for path in self.given}
+        uploaded = sorted((self.session / RESULTS).glob("*"), key=lambda path: path.stat().st_mtime)
+        return given | {f"{SESSION}/{path.name}": path for path in uploaded}
 
     def chip(self, name: str) -> str:
         """Name or file to load for a chip: a catalogue name, or the file of the shipped sample's machine."""

@@ -51,7 +51,11 @@ INDEX = """<!DOCTYPE html>
 
 
 def create_app(
-    folders: Sequence[Path], place: Path, hosts: Sequence[str] = LOCAL_NAMES, token: str | None = None
+    folders: Sequence[Path],
+    place: Path,
+    hosts: Sequence[str] = LOCAL_NAMES,
+    token: str | None = None,
+    measured: Sequence[Path] = (),
 ) -> tuple[Dash, Context]:
     """Create the app for some folders of runs and traces.
 
@@ -61,6 +65,7 @@ def create_app(
         hosts: host names that the app answers to; other names are refused against DNS rebinding by foreign pages.
             Empty: any.
         token: access token required in the first URL that a browser opens (``/?token=...``); None = no token.
+        measured: benchmark results that the what-if page starts with.
 
     Returns:
         The app, and the context shared by its pages; the caller must close ``context.jobs``.
@@ -69,7 +74,7 @@ def create_app(
         ForerunError: a folder does not exist.
     """
     _load_before_threads()
-    context = Context(ServedFolders.of(folders, place))
+    context = Context(ServedFolders.of(folders, place, measured))
     app = Dash(
         "forerun",
         title="Forerun",
@@ -113,7 +118,9 @@ def _shared_file(name: str, kind: str) -> Response:
     return Response(asset(name), mimetype=kind)
 
 
-def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: bool = False) -> None:
+def serve_dashboard(
+    folders: Sequence[Path], host: str, port: int, with_token: bool = False, measured: Sequence[Path] = ()
+) -> None:
     """Serve the app until Ctrl-C.
 
     Args:
@@ -121,6 +128,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
         host: address to serve on.
         port: port to serve on; 0 picks a free port.
         with_token: require a token, part of the printed URL; always required if other machines can reach ``host``.
+        measured: benchmark results that the what-if page starts with.
 
     Raises:
         ForerunError: a folder does not exist, or the address cannot be used.
@@ -133,7 +141,7 @@ def serve_dashboard(folders: Sequence[Path], host: str, port: int, with_token: b
     token = secrets.token_urlsafe(18) if with_token or not local else None
     with ExitStack() as stack:
         place = stack.enter_context(scratch_folder())
-        app, context = create_app(folders, place, (*LOCAL_NAMES, host) if local else (), token)
+        app, context = create_app(folders, place, (*LOCAL_NAMES, host) if local else (), token, measured)
         stack.callback(context.jobs.close)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         server = make_server(host, port, app.server, threaded=True)

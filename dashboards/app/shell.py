@@ -122,6 +122,7 @@ def register(app: Dash, pages: Sequence[Page], context: Context) -> None:
         Input(of_page, "contents"),
         State(of_page, "filename"),
         State("largest", "data"),
+        State({"kind": "message", "page": MATCH, "name": "most"}, "data"),
         on_opening=False,
     )
     in_browser(app, "heading", Output("names", "data"), Input("url", "pathname"), State("names", "data"))

@@ -7,28 +7,38 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from dashboards.app.jobs import ProgressCallback, RunTask
-from dashboards.app.served import LARGEST_LOG_BYTES, LOGS, SESSION, ServedFolders
+from dashboards.app.served import LARGEST_LOG_BYTES, LARGEST_MEASURED_BYTES, LOGS, RESULTS, SESSION, ServedFolders
 from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.llm import architecture_aliases, published_head_names
 from simulator.llm.load import readable_checkpoint
+from simulator.running.measured_runs import run_scenario
 from simulator.running.metrics.files import write_text_atomically
 from simulator.running.scenario import Scenario, parse_yaml, scenario_from
+from simulator.studies.steady_state.ranges import few_requests
+from traces.benchmark_results import read_runs
 
 LARGEST_MESSAGE_BYTES = 24 * 2**20
 """Largest request from a browser, bytes: uploads, and figures sent back to be saved."""
 LARGEST_UPLOAD_BYTES = 512 * 1024
 LOG_ENDINGS = (".csv", ".tsv", ".jsonl")
-MOST_LOGS = 6
-"""Maximum number of retained logs per session; older logs are removed."""
+MOST_KEPT = 16
+"""Maximum number of retained files per session and folder; older files are removed."""
+MOST_RESULTS = 10
+"""Maximum number of benchmark results that a prediction rests on."""
+UNCHECKED, DEPLOYMENTS = "unchecked", "deployments.json"
+MOST_MEASURED_REQUESTS = 20_000
+"""Maximum number of requests of an uploaded benchmark result, which the server simulates again."""
 MOST_REQUESTS = 200_000
 """Maximum number of requests of a run that the app simulates."""
 MOST_TOKENS = 2_000_000
@@ -68,25 +78,66 @@ def _decoded(encoded: str, complaint: str) -> str:
 
 def keep_log(contents: str, name: str, served: ServedFolders) -> str:
     """Save an uploaded request log for this session, and return the label under which it is served."""
-    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[-60:] or "log"
-    encoded = contents.partition(",")[2]
-    if not file.lower().endswith(LOG_ENDINGS):
+    if not name.lower().endswith(LOG_ENDINGS):
         raise ForerunError(
             f"{name[:80]}: a log of requests is CSV, TSV or JSONL text, one request a line ({', '.join(LOG_ENDINGS)}); "
             f"put a compressed or Parquet file into a folder that forerun dash serves"
         )
-    if len(encoded) * 3 // 4 > LARGEST_LOG_BYTES:
+    if len(contents) * 3 // 4 > LARGEST_LOG_BYTES:
         raise ForerunError(
             f"{name[:80]}: larger than {LARGEST_LOG_BYTES >> 20} MiB; forerun workloads show and forerun plan take it"
         )
-    text = _decoded(encoded, f"{name[:80]}: not a text file; a log of requests is CSV or JSONL text")
-    folder = served.session / LOGS
+    complaint = f"{name[:80]}: not a text file; a log of requests is CSV or JSONL text"
+    return f"{SESSION}/{_keep(contents, name, LOGS, complaint, served).name}"
+
+
+def _keep(contents: str, name: str, kind: str, complaint: str, served: ServedFolders) -> Path:
+    """Write an uploaded text into the session's folder ``kind``, under a name that no path can be."""
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")[-60:] or kind
+    text = _decoded(contents.partition(",")[2], complaint)
+    folder = served.session / kind
     folder.mkdir(parents=True, exist_ok=True)
     before = sorted((path for path in folder.iterdir() if path.name != file), key=lambda path: path.stat().st_mtime)
-    for old in before[: max(0, len(before) - MOST_LOGS + 1)]:
+    for old in before[: max(0, len(before) - MOST_KEPT + 1)]:
         old.unlink()
     write_text_atomically(folder / file, text)
-    return f"{SESSION}/{file}"
+    return folder / file
+
+
+def keep_results(files: Sequence[Mapping[str, str]], data: Json, served: ServedFolders) -> list[str]:
+    """Save uploaded benchmark results for this session, all or none, and return their labels.
+
+    ``data`` is the scenario of their deployment with the results that count already; all must be evidence together.
+    """
+    measured, paths, most = data["measured"], [], f"larger than {LARGEST_MEASURED_BYTES >> 20} MiB"
+    base = scenario_from({**data, "measured": None}, "what-if")
+    try:
+        for contents, name in ((one["contents"], one["name"][-80:]) for one in files):
+            if len(contents) * 3 // 4 > LARGEST_MEASURED_BYTES:
+                raise ForerunError(f"{name}: {most}; forerun run --measured takes it")
+            complaint = f"{name}: not a text file, as every benchmark result is"
+            paths.append(_keep(contents, name, UNCHECKED, complaint, served))
+            for run in read_runs(paths[-1]):
+                confined({"trace": run.trace, "settings": dict(run.settings)}, served, name)
+                if (run_scenario(run, base).workload.num_requests or 0) > MOST_MEASURED_REQUESTS:
+                    raise ForerunError(
+                        f"{name}: more than {MOST_MEASURED_REQUESTS:,} requests; forerun run --measured takes it"
+                    )
+        few_requests(data | {"measured": measured | {"files": [*measured["files"], *map(str, paths)]}})
+        (served.session / RESULTS).mkdir(exist_ok=True)
+        return [f"{SESSION}/{path.replace(served.session / RESULTS / path.name).name}" for path in paths]
+    finally:
+        rmtree(served.session / UNCHECKED, ignore_errors=True)
+
+
+def pinned(served: ServedFolders, new: Json | None = None) -> Json:
+    """Deployments of this session's benchmark results by label, ``new`` ones included, which are remembered."""
+    file = served.session / DEPLOYMENTS
+    known: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if new:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(file, json.dumps(known := known | new))
+    return known
 
 
 def uploaded_scenario(text: str, name: str, served: ServedFolders) -> Scenario:

@@ -9,7 +9,19 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.theme import COLOURS, GREY, VERMILLION, Look, add_line, add_points, captioned, method_line, text_bars
+from dashboards.theme import (
+    BLUE,
+    COLOURS,
+    GREY,
+    VERMILLION,
+    Look,
+    add_fan,
+    add_line,
+    add_points,
+    captioned,
+    method_line,
+    text_bars,
+)
 from forerun.arrays import FloatArray
 from forerun.document import Json
 from simulator.running.metrics.usage import HOURS_PER_MONTH
@@ -27,6 +39,13 @@ class LoadFigure(NamedTuple):
     ttft_ms: FloatArray
     tpot_ms: FloatArray
     output_tokens_per_s: FloatArray
+    ends: Mapping[str, FloatArray] = {}
+    """Ends of the intervals of the other fields, as ``fan_ends`` has them; empty if unknown."""
+    when: str = ""
+    """``BEFORE`` or ``AFTER`` for the two predictions of a deployment that was measured."""
+
+
+BEFORE, AFTER = " before measuring", " after measuring"
 
 
 METRICS = {
@@ -212,12 +231,15 @@ def load_figure(data: LoadData) -> go.Figure:
     within = highest_within(data.curves[0], data.limits) if data.curves else None
     named = ((first, "knee", 1), (data.capacity, "capacity", len(METRICS)))
     marks = [(rate, name, row) for rate, name, row in named if rate is not None]
-    for curve in data.curves:
-        colour, dash = method_line(curve.method)
+    for curve in reversed(data.curves):  # the first is drawn over the others
+        colour, dash = method_line(curve.method) if curve.when != BEFORE else (GREY, "dot")
+        colour = BLUE if curve.when == AFTER and colour == GREY else colour
         look = {"legendgroup": curve.name, "line": {"color": colour, "width": 2.5, "dash": dash}}
         for row, metric in enumerate(METRICS, start=1):
             place = {"showlegend": row == 1, "row": row, "col": 1}
             values, hover = getattr(curve, metric), "%{y:.4s} at %{x:.3g} req/s"
+            if metric in curve.ends:
+                add_fan(figure, curve.request_rate, curve.ends[metric], colour, curve.when, row=row, col=1)
             add_line(figure, curve.request_rate, values, curve.name, colour, hover, **look, **place)
     for row, (metric, title) in enumerate(METRICS.items(), start=1):
         shown = [point for point in data.simulated if getattr(point, metric) is not None]

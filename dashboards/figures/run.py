@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.theme import (
+    BLUE,
     COLOURS,
     GREY,
     INSIDE,
@@ -28,6 +29,10 @@ from forerun.document import Json
 from hwprofiles import weakest
 from simulator.running.metrics.run_folder import RunFolder
 from simulator.running.metrics.usage import BOUNDS
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
+from simulator.studies.paired import metric_words
+from simulator.studies.steady_state.ranges import MEANS, fan_ends
 
 
 class BottleneckData(NamedTuple):
@@ -135,6 +140,41 @@ def latency_figure(data: LatencyData) -> go.Figure:
 
 
 BINS = 300
+
+
+class MeasuringData(NamedTuple):
+    """Ends of the intervals of a run's means before and after measuring, over their predictions before."""
+
+    before: Mapping[str, Sequence[float]]
+    after: Mapping[str, Sequence[float]]
+    basis: str
+
+
+def measuring_data(run: RunFolder) -> MeasuringData | None:
+    """Changes of a run's means by measured runs, by a simulation without them; None without such runs."""
+    document = run.document
+    if "learnt" not in (document.get("model_error") or {}):
+        return None
+    plain = scenario_from({**document["scenario"], "measured": None}, "scenario")
+    before = simulate(plain, document["seed"], intervals=True, full_step_rows=0).document
+    known = {key: before["summary"][key] for key in MEANS.values() if key in before["intervals"]}
+    ends = [{key: [end / known[key] for end in fan_ends(one, key)] for key in known} for one in (before, document)]
+    return MeasuringData(ends[0], ends[1], run.basis)
+
+
+def measuring_figure(data: MeasuringData) -> go.Figure:
+    """Intervals of each mean before measuring in grey, behind those after it in colour."""
+    figure, names = go.Figure(), list(map(metric_words, data.before))
+    for ends, when, colour, width in ((data.before, "before", GREY, 26), (data.after, "after", BLUE, 14)):
+        for low, high, opacity in ((0, 3, 0.3), (1, 2, 0.55)):
+            ranges = [value for one in ends.values() for value in (one[low], one[high], None)]
+            places = [name for name in names for _ in range(3)]
+            look: Look = {"line": {"color": colour, "width": width}, "legendgroup": when, "showlegend": not low}
+            words = f"50 and 90 % intervals {when} measuring"
+            add_line(figure, ranges, places, words, colour, "%{y}: %{x:.2f}x", opacity=opacity, **look)
+    x = {"type": "log", "title": "over the prediction before measuring", "tickangle": 0, "nticks": 5}
+    y = {"range": [len(names) - 0.4, -0.6], "showgrid": False}
+    return captioned(figure, "Measured", "by benchmark results", data.basis, 330, x, y, hovermode="closest")
 
 
 class TimelineData(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from dashboards.theme import (
     LOAD_WORDS,
     ON_SCALE,
     VERMILLION,
+    add_fan,
     add_line,
     add_points,
     captioned,
@@ -25,6 +26,7 @@ from forerun.document import Json
 from simulator.speculation import load_curve
 from simulator.speculation.curves import Curve
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET
+from simulator.studies.steady_state.ranges import fan_ends
 from simulator.studies.tune.grid import SpeculationGrid
 
 LEAST_SCALE_ROWS = 4
@@ -193,11 +195,13 @@ class AdaptiveData(NamedTuple):
     fixed: tuple[float, ...]
     adaptive: tuple[float, ...]
     basis: str
+    ends: Mapping[str, Sequence[Sequence[float]]] = {}
+    """Ends of the intervals of ``fixed`` and ``adaptive`` at each load, as ``fan_ends`` has them."""
 
 
 def adaptive_data(document: Json) -> AdaptiveData | None:
     """Data from a comparison document that varied a load and the policy; None for any other comparison."""
-    rates: dict[str, dict[float, float]] = {"fixed": {}, "adaptive": {}}
+    rates: dict[str, dict[float, tuple[float, list[float]]]] = {"fixed": {}, "adaptive": {}}
     axes: set[str] = set()
     for variant in document["variants"]:
         changes = variant.get("set", {})
@@ -208,21 +212,25 @@ def adaptive_data(document: Json) -> AdaptiveData | None:
             return None
         axes.add(load[0][0])
         side = rates["adaptive" if name == CONFIDENCE_BUDGET else "fixed"]
-        side[load[0][1]] = max(side.get(load[0][1], 0.0), variant["summary"]["output_throughput"])
+        one = variant["summary"]["output_throughput"], fan_ends(variant, "output_throughput")
+        side[load[0][1]] = max(side.get(load[0][1], one), one)
     loads = tuple(sorted(set(rates["fixed"]) & set(rates["adaptive"])))
     if len(loads) < 2 or len(axes) != 1:
         return None
-    fixed, adaptive = (tuple(rates[side][load] for load in loads) for side in ("fixed", "adaptive"))
-    return AdaptiveData(axes.pop(), loads, fixed, adaptive, document["basis"])
+    fixed, adaptive = (tuple(rates[side][load][0] for load in loads) for side in ("fixed", "adaptive"))
+    ends = {side: [row[load][1] for load in loads] for side, row in rates.items()}
+    return AdaptiveData(axes.pop(), loads, fixed, adaptive, document["basis"], ends)
 
 
 def adaptive_figure(data: AdaptiveData) -> go.Figure:
-    """Two lines over the load: the best fixed K, and adaptive verification."""
+    """Two lines over the load with their intervals: the best fixed K, and adaptive verification."""
     figure = go.Figure()
-    for rates, name, colour in (
-        (data.fixed, "best fixed K", BLUE),
-        (data.adaptive, "adaptive verification", VERMILLION),
+    for rates, side, name, colour in (
+        (data.fixed, "fixed", "best fixed K", BLUE),
+        (data.adaptive, "adaptive", "adaptive verification", VERMILLION),
     ):
+        if side in data.ends:
+            add_fan(figure, data.loads, data.ends[side], colour)
         add_line(figure, data.loads, rates, name, colour, "%{x}: %{y:,.0f} tokens/s")
     ticks = {"tickvals": data.loads, "ticktext": [f"{load:g}" for load in data.loads]}
     x = {"title": LOAD_WORDS.get(data.axis, data.axis), "type": "log", **ticks}

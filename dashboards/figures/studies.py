@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from math import inf, isfinite, log10
+from math import inf, isfinite, log10, nan
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -24,8 +25,8 @@ from dashboards.theme import (
     SKY,
     VERMILLION,
     Look,
-    add_band,
     add_bars,
+    add_fan,
     add_line,
     add_points,
     captioned,
@@ -33,11 +34,14 @@ from dashboards.theme import (
     text_intervals,
     whiskers,
 )
+from forerun.arrays import FloatArray
 from forerun.document import Json, read_document
+from simulator.running.metrics.statistics import t_quantile
 from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
-from simulator.studies.paired import HIGHER_IS_BETTER, load_words, metric_with_unit, metric_words
-from simulator.studies.study_file import field_words
-from simulator.studies.sweep.study import SweepDocument
+from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, load_words, metric_with_unit, metric_words
+from simulator.studies.steady_state.ranges import fan_ends
+from simulator.studies.study_file import field_words, settings_name
+from simulator.studies.sweep.study import DonePoint, SweepDocument
 
 FOREST_METRICS = (
     "output_throughput",
@@ -115,6 +119,8 @@ class LoadCurveData(NamedTuple):
     basis: str | None
     capacity: float | None = None
     """Highest load that a variant or the baseline can serve; None if unknown or if the curves go beyond it."""
+    likely: float = nan
+    """Length of the likely range over that of the interval, in logarithms."""
 
 
 def forest_data(document: Json) -> ForestData:
@@ -276,18 +282,20 @@ def load_curve_data(document: Json) -> LoadCurveData | None:
         for curve, points in zip(data.load_curves.curves, within, strict=True)
         if points
     )
-    at_most = capacity if isfinite(capacity) else None
-    return LoadCurveData(curves, crossings, data.load_curves.path, data.metric, data.basis, at_most)
+    at_most, several = capacity if isfinite(capacity) else None, data.replications - 1
+    likely = t_quantile(several, 0.5) / t_quantile(several, LEVEL) if several > 0 else nan
+    return LoadCurveData(curves, crossings, data.load_curves.path, data.metric, data.basis, at_most, likely)
 
 
 def load_curve_figure(data: LoadCurveData) -> go.Figure:
-    """Lines of speedup over load with the interval as a band; above 1 the variant pays."""
+    """Lines of speedup over load with their intervals as a fan; above 1 the variant pays."""
     figure = go.Figure()
     positive = all(load > 0 for curve in data.curves for load in curve.loads)
     for index, (name, loads, ratios, lows, highs) in enumerate(data.curves):
         colour = VARIANT_COLOURS[index % len(VARIANT_COLOURS)]
-        if all(end is not None for end in (*lows, *highs)):
-            add_band(figure, loads, lows, highs, fillcolor=colour, opacity=0.18, showlegend=False)
+        wide = np.array([lows, highs], dtype=np.float64)
+        likely = ratios * (wide / ratios) ** data.likely
+        add_fan(figure, loads, np.column_stack((wide[0], *likely, wide[1])), colour, wide=round(100 * LEVEL))
         add_line(figure, loads, ratios, name, colour, "%{y:.3f} at %{x:.4g}", mode="lines+markers")
     marked = [(load, load_words(data.path, load), "bottom", GREY) for load in data.crossings]
     if data.capacity is not None:
@@ -307,7 +315,7 @@ def load_curve_figure(data: LoadCurveData) -> go.Figure:
     rows = [row for curve in data.curves for row in zip(curve.lows, curve.ratios, curve.highs, strict=True)]
     y = {"title": f"speedup of {metric_words(data.metric)}", "range": range_with_intervals(rows)}
     axes = (x | {"dtick": "D2" if decades else None}, y)
-    legend: Look = {"hovermode": "closest", "showlegend": len(data.curves) > 1}
+    legend: Look = {"hovermode": "closest", "showlegend": len(figure.data) > 1}
     return captioned(figure, "Speedup over load", "above 1 the variant pays", data.basis, 460, *axes, **legend)
 
 
@@ -472,6 +480,8 @@ class SweepPanel(NamedTuple):
     """Values of the field: numbers, or texts for other types."""
     metric: tuple[float, ...]
     names: tuple[str, ...]
+    lines: Mapping[str, Sequence[int]] = {}
+    """Points that differ in the load alone, by their other settings, in order of load; empty for any other field."""
 
 
 MOST_TICKS = 8
@@ -487,6 +497,8 @@ class SweepData(NamedTuple):
     best: int
     metric: str
     basis: str | None
+    ends: FloatArray
+    """Ends of the metric's intervals at each point, as ``fan_ends`` has them."""
 
 
 def sweep_data(document: Json) -> SweepData | None:
@@ -504,21 +516,39 @@ def sweep_data(document: Json) -> SweepData | None:
             continue
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         shown = tuple(values) if numeric else tuple(str(value) for value in values)
-        panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows)))
+        lines = _lines(path, [point for point, _ in known]) if numeric and len(rows) == len(known) else {}
+        panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows), lines))
     panels.sort(key=lambda panel: -_explained(panel))
     order = [value for _, value in known]
     best = order.index(max(order) if HIGHER_IS_BETTER[data.metric] else min(order))
     points = tuple((point.name, value) for point, value in known)
-    return SweepData(tuple(panels[:MOST_FIELDS]), points, best, data.metric, data.basis)
+    ends = np.array([fan_ends(vars(point), data.metric) for point, _ in known])
+    return SweepData(tuple(panels[:MOST_FIELDS]), points, best, data.metric, data.basis, ends)
+
+
+def _lines(path: str, points: Sequence[DonePoint]) -> dict[str, list[int]]:
+    """Points along a load by their other settings; empty without a load or with too many lines."""
+    lines: dict[str, list[int]] = {}
+    for index in sorted(range(len(points)), key=lambda index: points[index].set.get(path, nan)):
+        others = {name: value for name, value in points[index].set.items() if name != path}
+        lines.setdefault(settings_name(others) if others else "", []).append(index)
+    drawn = {name: line for name, line in lines.items() if len(line) > 1}
+    return drawn if path in LOAD_WORDS and len(drawn) <= len(VARIANT_COLOURS) else {}
 
 
 def sweep_figure(data: SweepData) -> go.Figure:
-    """One panel per field, with the best point marked."""
+    """One panel per field, with the best point marked; lines with their intervals over a load."""
     count = len(data.panels)
     figure = make_subplots(rows=count, cols=1, vertical_spacing=0.22 / count if count > 1 else 0.0)
     for row, panel in enumerate(data.panels, start=1):
         place: Look = {"row": row, "col": 1}
-        marker: Look = {"color": BLUE, "size": 8, "opacity": 0.75}
+        colours = [BLUE] * len(panel.values)
+        for (name, line), colour in zip(panel.lines.items(), VARIANT_COLOURS, strict=False):
+            x, y = ([column[at] for at in line] for column in (panel.values, panel.metric))
+            add_fan(figure, x, data.ends[line], colour, **place)
+            add_line(figure, x, y, name, colour, "%{y:.4g} at %{x:.4g}", 1.5, showlegend=bool(name), **place)
+            colours = [colour if at in line else old for at, old in enumerate(colours)]
+        marker: Look = {"color": colours, "size": 8, "opacity": 0.75}
         hover = "%{text}: %{y:.4g}<extra></extra>"
         add_points(figure, panel.values, panel.metric, None, marker, hover, text=panel.names, showlegend=False, **place)
         if len(panel.values) > data.best:
@@ -655,14 +685,12 @@ def drafting_data(document: Json) -> DraftingData | None:
 def drafting_figure(data: DraftingData) -> go.Figure:
     """Decode rates over the maximum draft length, with 90 % intervals."""
     figure = go.Figure()
-    for name, rows in data.lines.items():
+    for (name, rows), colour in zip(data.lines.items(), cycle(VARIANT_COLOURS), strict=False):
         tokens, rates = ([row[key] for row in rows] for key in ("num_speculative_tokens", "tokens_per_s"))
-        spread = whiskers(
-            [(row["tokens_per_s_low"], row["tokens_per_s"], row["tokens_per_s_high"]) for row in rows], thickness=1
-        )
-        figure.add_trace(go.Scatter(x=tokens, y=rates, name=name, mode="lines+markers", error_y=spread))
+        add_fan(figure, tokens, [[row["tokens_per_s_low"], nan, nan, row["tokens_per_s_high"]] for row in rows], colour)
+        add_line(figure, tokens, rates, name, colour, "%{y:.4g} at %{x}", mode="lines+markers")
     axes = ({"title": "longest draft (n-max)", "dtick": 1}, {"title": "tokens per second", "rangemode": "tozero"})
-    return captioned(figure, "What drafting brings", "90 % intervals", data.basis, 420, *axes)
+    return captioned(figure, "What drafting brings", "decode rates", data.basis, 420, *axes)
 
 
 def drafting_text(data: DraftingData) -> str:

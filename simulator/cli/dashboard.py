@@ -34,6 +34,10 @@ def dash(
     expose: Annotated[
         bool, Option("--expose", help="Allow a --host that others can reach; the token lets them in.")
     ] = False,
+    measured: Annotated[
+        list[Path] | None,
+        Option(metavar="RESULT", help="Benchmark result that the page What if starts with; repeatable, at most ten."),
+    ] = None,
     token: Annotated[
         bool, Option("--token", help="Ask for a token, which the printed address has; --expose always does.")
     ] = False,
@@ -49,6 +53,8 @@ def dash(
         raise ForerunError(f"dash: {missing[0]} is not installed; {install_hint('dashboard')}")
     from dashboards.app import serve_dashboard
     from dashboards.app.server import is_loopback
+    from dashboards.app.uploads import MOST_RESULTS
+    from traces.benchmark_results import read_runs
 
     if is_loopback(host):
         refuse_unused(line, f"with --host {host}, which only this machine reaches", "expose")
@@ -61,4 +67,9 @@ def dash(
             f"forerun: with the token, anyone who reaches {host} can read the folders and start runs", file=sys.stderr
         )
     served = folders or ([DEFAULT_FOLDER] if DEFAULT_FOLDER.is_dir() else [])
-    serve_dashboard(served, host, port, token)
+    results = measured or []
+    if len(results) > MOST_RESULTS:
+        raise ForerunError(f"--measured: at most {MOST_RESULTS} results (got {len(results)})")
+    for result in results:
+        read_runs(result)
+    serve_dashboard(served, host, port, token, results)

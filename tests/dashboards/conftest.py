@@ -82,6 +82,27 @@ def write_small_plan(folder: Path) -> Path:
     return simulator.plan(scenario, rate=2.0, slo={"p99_ttft_ms": 1000}, vary=axes, **few).save(folder)
 
 
+def vllm_result(slower: float = 1.3, model: str = "meta-llama/Llama-3.1-8B-Instruct", streams: int = 16) -> str:
+    """Result of ``vllm bench`` of a closed loop on llama-3.1-8b and h100-sxm, slower than predicted."""
+    arrivals = {"process": "closed-loop", "max_concurrency": streams}
+    scenario = plain_data("llama-3.1-8b", "h100-sxm", 512, 256, 4 * streams, workload={"arrivals": arrivals})
+    seen = simulate(scenario).document["summary"]
+    ttft_ms, tpot_ms = slower * seen["mean_ttft_ms"], slower * seen["mean_tpot_ms"]
+    duration = 4 * (ttft_ms + 255 * tpot_ms) / 1e3
+    count = {"num_prompts": 4 * streams, "completed": 4 * streams, "max_concurrency": streams, "request_rate": "inf"}
+    tokens = {"total_input_tokens": 512 * 4 * streams, "total_output_tokens": 256 * 4 * streams}
+    rates = {"request_throughput": 4 * streams / duration, "output_throughput": 1024 * streams / duration}
+    latencies = {f"{which}_{name}": one for which in ("mean", "median") for name, one in
+                 (("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms))}  # fmt: skip
+    names = {"backend": "vllm", "model_id": model, "tokenizer_id": model}
+    return json.dumps({**names, **count, **tokens, **rates, **latencies, "duration": duration})
+
+
+@pytest.fixture(scope="session")
+def result_text() -> Callable[..., str]:
+    return vllm_result
+
+
 @pytest.fixture(scope="session")
 def write_plan() -> Callable[[Path], Path]:
     return write_small_plan

@@ -37,8 +37,20 @@ def test_both_lines_are_the_throughput_of_their_variants(comparison):
     assert sorted((*data.fixed, *data.adaptive)) == sorted(rates)
     assert data.fixed == tuple(rates[:2]), "the first variants are those of fixed K"
     figure = fr.plot.adaptive(comparison)
-    assert [line.name for line in figure.data] == ["best fixed K", "adaptive verification"]
-    assert list(figure.data[1].y) == list(data.adaptive)
+    lines = [line for line in figure.data if line.fill is None]
+    assert [line.name for line in lines] == ["best fixed K", "adaptive verification"]
+    assert list(lines[1].y) == list(data.adaptive)
+
+
+def test_each_line_lies_in_a_fan_of_its_variants_intervals(comparison):
+    fans = [band for band in fr.plot.adaptive(comparison).data if band.fill == "toself"]
+    assert [band.showlegend for band in fans] == [True, False, False, False], "named once"
+    for first, fan in ((0, fans[:2]), (2, fans[2:])):
+        low, high = (
+            comparison.document["variants"][first][name]["output_throughput"] for name in ("intervals", "likely")
+        )
+        for band, ends in zip(fan, (low, high), strict=True):
+            assert {band.y[0], band.y[-1]} == set(ends)
 
 
 def test_a_comparison_of_policies_at_one_load_has_no_such_figure(comparison):

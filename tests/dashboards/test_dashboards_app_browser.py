@@ -330,6 +330,45 @@ def test_a_log_of_ones_own_is_taken_shown_and_planned_for(visit):
     page.get_by_role("textbox", name="Mean prompt").wait_for(state="hidden")
 
 
+def test_benchmark_results_of_ones_own_are_learnt_from_and_removed(visit, result_text):
+    visit.open("what-if", 2)
+    page, before = visit.page, visit.page.inner_text(".tile >> nth=1")
+    page.get_by_text("one measured run of this load would narrow").wait_for()
+
+    def drop(*files):
+        sent = [{"name": name, "mimeType": "application/json", "buffer": text.encode()} for name, text in files]
+        page.set_input_files("input[type=file]", sent)
+
+    drop(("run 16.json", result_text()), ("run 4.json", result_text(streams=4)))
+    page.get_by_text("intervals rest on 2 measured runs of this deployment: decode steps take").wait_for()
+    page.wait_for_function("before => document.querySelectorAll('.tile')[1].innerText != before", arg=before)
+    page.wait_for_function("() => document.querySelector('.figure-card').innerText.includes('after measuring')")
+    names = [trace["name"] for trace in visit.figure("load")]
+    assert [names.count(f"without speculation {when} measuring") for when in ("before", "after")] == [3, 3]
+    assert visit.state()["measured"] == "this session/run-16.json,this session/run-4.json"
+    for scheme, widths in LOOKS.items():
+        visit.choose(scheme)
+        for width in widths:
+            visit.fits(width, f"measured-{width}-{scheme}")
+    for files, complaint in (
+        ([("bad.json", "hello")], "bad.json: no table or block of results"),
+        (
+            [("other.json", result_text(model="Qwen/Qwen3-8B"))],
+            "other.json: a run of another deployment: model qwen3-8b",
+        ),
+        ([(f"{index}.json", "{}") for index in range(11)], "At most 10 files at a time: 11 were given."),
+    ):
+        drop(*files)
+        page.get_by_role("alert").filter(has_text=complaint).wait_for()
+    assert page.get_by_text("intervals rest on 2 measured runs").is_visible()
+    for left in (1, 0):
+        page.locator(".mantine-Pill-remove").first.click()
+        page.wait_for_function("left => document.querySelectorAll('.mantine-Pill-remove').length == left", arg=left)
+    page.get_by_text("one measured run of this load would narrow").wait_for()
+    page.wait_for_function("before => document.querySelectorAll('.tile')[1].innerText == before", arg=before)
+    assert visit.state()["measured"] == "-"
+
+
 def test_run_explorer_shows_what_the_summary_says(visit, address):
     visit.open("runs?run=first&others=second&request=7", 7)
     page = visit.page

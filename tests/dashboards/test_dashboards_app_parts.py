@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import re
 import socket
 import time
 
@@ -33,7 +34,7 @@ from dashboards.app.parts import spec
 from dashboards.app.replays import FITTED, replayed
 from dashboards.app.served import LARGEST_LOG_BYTES, SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.app.server import check_free, create_app, is_loopback
-from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_LOGS, keep_log, uploaded_scenario, uploaded_text
+from dashboards.app.uploads import LARGEST_UPLOAD_BYTES, MOST_KEPT, keep_log, uploaded_scenario, uploaded_text
 from forerun.errors import ForerunError
 from simulator.cli import main
 from simulator.running.build import build_replica
@@ -60,17 +61,19 @@ def test_what_if_and_speculation_show_the_intervals_of_run_and_tune():
     from simulator.running.run import simulate
     from simulator.running.scenario import scenario_from
     from simulator.studies.steady_state.estimate import estimate
+    from simulator.studies.steady_state.ranges import ranged_estimate
 
     values = {control.name: control.default for control in what_if.CONTROLS} | {"requests": "200"}
     scenario = scenario_from(what_if.what_if_scenario(values), "test")
     run, answer = simulate(scenario, intervals=True).document, estimate(scenario)
-    ends = what_if.band_of_run(scenario.model_dump_json(exclude_unset=True))
-    low, high = run["intervals"]["mean_tpot_ms"]
+    ranged = ranged_estimate(what_if.what_if_scenario(values), 8.0)
+    (low, high), likely = (run[name]["mean_tpot_ms"] for name in ("intervals", "likely"))
     value = run["summary"]["mean_tpot_ms"]
-    assert ends["mean_tpot_ms"] == (low / value, high / value)
-    before, after = (what_if._tiles(answer, one, ends)[1].detail for one in (None, run))
-    assert before.endswith("(90 %), not simulated yet")
-    assert f"{low:.3g} to {high:.3g} (90 %)" in after
+    assert ranged.factors["mean_tpot_ms"] == [low / value, *(end / value for end in likely), high / value]
+    assert (ranged.answer, ranged.learnt) == (answer, False)
+    before, after = (what_if._tiles(answer, one, ranged.factors)[1].detail for one in (None, run))
+    assert re.fullmatch(r"likely [\d.]+\.\.[\d.]+, nine in ten [\d.]+\.\.[\d.]+, not simulated yet", before)
+    assert f"likely {likely[0]:.3g}..{likely[1]:.3g}, nine in ten {low:.3g}..{high:.3g}" in after
     drafting = {control.name: getattr(control, "default", None) for control in speculation.PAGE.controls
                 if hasattr(control, "name")}  # fmt: skip
     text = str(speculation.compute(None, drafting)["sentence"])
@@ -459,9 +462,9 @@ def test_a_log_that_cannot_be_taken_is_refused_in_words(served):
         with pytest.raises(ForerunError, match=message) as refused:
             keep_log(encoded(data), name, served)
         assert "\n" not in sentence(refused.value)
-    for number in range(MOST_LOGS + 3):
+    for number in range(MOST_KEPT + 3):
         keep_log(encoded(LOG.encode()), f"{number}.csv", served)
-    assert len(list((served.session / "logs").iterdir())) == MOST_LOGS
+    assert len(list((served.session / "logs").iterdir())) == MOST_KEPT
 
 
 def test_windows_of_a_generator_are_no_log_of_requests(served, tmp_path):

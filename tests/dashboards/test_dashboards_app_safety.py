@@ -78,24 +78,24 @@ def test_no_control_reads_a_file_that_is_not_served(app, secret):
     assert requested > 20
 
 
-def answered(**forged):
+def answered(context, **forged):
     """The what-if page's stored state, as a browser sends it back."""
-    fields = {control.name: control for control in what_if.CONTROLS}
-    return {"answered": {name: control.default_in(None) for name, control in fields.items()} | forged}
+    return {"answered": {name: one.default_in(context.served) for name, one in what_if.FIELDS.items()} | forged}
 
 
 def test_a_forged_answer_of_the_analytic_model_names_no_files(app, secret):
-    assert what_if.compute_load(app[1], answered())["load"] is not None
-    for forged in ({"model": secret}, {"chip": secret}, {"scenario": {"model": secret}, "model": None}):
+    assert what_if.compute_load(app[1], answered(app[1]))["load"] is not None
+    unknown = {"scenario": {"model": secret}, "model": None}
+    for forged in ({"model": secret}, {"chip": secret}, {"measured": [secret]}, unknown):
         with pytest.raises(ForerunError, match="is not offered"):
-            what_if.compute_load(app[1], answered(**forged))
+            what_if.compute_load(app[1], answered(app[1], **forged))
 
 
 def test_a_forged_start_is_no_larger_than_an_honest_one(app):
     """The number of requests comes from a list; a tree cannot come at all."""
     client, started = app[0].server.test_client(), []
     app[1].jobs.start = lambda *task: started.append(task) or "token"
-    fields = {control.name: control.default_in(None) for control in what_if.CONTROLS}
+    fields = answered(app[1])["answered"]
 
     def start(**forged):
         [one] = [one for one in client.get("/_dash-dependencies").json if "simulate" in json.dumps(one["inputs"])]
@@ -140,7 +140,7 @@ def test_a_loopback_address_is_served_under_its_own_name(monkeypatch):
     class StopError(Exception):
         pass
 
-    def made(_folders, _place, hosts, token):
+    def made(_folders, _place, hosts, token, _measured):
         arguments.update(hosts=hosts, token=token)
         raise StopError
 

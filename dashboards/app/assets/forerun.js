@@ -66,7 +66,7 @@
       var query = new URLSearchParams();
       ids.forEach(function (entry) {
         if (entry.value !== null && entry.value !== undefined && entry.value !== "") {
-          query.set(entry.id.name, String(entry.value));
+          query.set(entry.id.name, String(entry.value) || "-");
         }
       });
       var address = window.location.pathname + "?" + query.toString();
@@ -96,13 +96,16 @@
       }, 0);
       return drawn ? [String(value), places.no_update] : [places.no_update, near === place ? places.no_update : near];
     },
-    take: function (contents, names, largest) {
+    take: function (contents, names, largest, most) {
       if (!contents) { return [places.no_update, places.no_update]; }
-      var refused = contents.length !== 1 ? "One file at a time: " + contents.length + " were given." : "";
-      if (!refused && contents[0].length > largest - 4096) {
+      var limit = most === 1 ? "One file" : "At most " + most + " files";
+      var refused = contents.length > most ? limit + " at a time: " + contents.length + " were given." : "";
+      var letters = contents.reduce(function (sum, one) { return sum + one.length; }, 0);
+      if (!refused && letters > largest - 4096) {
         refused = names[0] + ": larger than what may be sent from here; put it into a folder that forerun dash serves.";
       }
-      if (!refused) { return [{ name: names[0], contents: contents[0], at: Date.now() }, null]; }
+      var files = names.map(function (name, index) { return { name: name, contents: contents[index] }; });
+      if (!refused) { return [{ files: files, at: Date.now() }, null]; }
       var alert = { color: "red", variant: "light", radius: "md", className: "message", children: refused };
       return [places.no_update, { namespace: "dash_mantine_components", type: "Alert", props: alert }];
     },

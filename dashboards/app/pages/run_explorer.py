@@ -18,6 +18,7 @@ from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
 from dashboards.report import report_html, run_tiles
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.tables import ABSENT, Table, Value, number, pairs
 from simulator.running.metrics.run_folder import RunFolder
@@ -148,12 +149,13 @@ def comparison_table(data: ComparisonData) -> Table:
 def run_details(app: Dash, context: Context) -> None:
     """Register callbacks for uploads, for the selection of the finished run, and for saving the report of a run."""
 
-    def take_upload(sent: dict[str, str] | None) -> tuple[object, object]:
+    def take_upload(sent: Json | None) -> tuple[object, object]:
         if not sent:
             return no_update, no_update
         try:
-            file, served = sent["name"], context.served
-            task = UploadTask(uploaded_text(sent["contents"], file), file, served)
+            (one,), served = sent["files"], context.served
+            file = one["name"]
+            task = UploadTask(uploaded_text(one["contents"], file), file, served)
             token = context.jobs.start(task, file.rpartition(".")[0] or "scenario", served.session)
         except Exception as error:
             return parts.message(sentence(error)), no_update

@@ -16,6 +16,7 @@ from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
 from dashboards.app.uploads import MOST_REQUESTS, keep_log
 from dashboards.figures.load import traffic_data, traffic_figure
+from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.tables import duration, number
 from simulator.workload.workload_tables import statistics_tables
@@ -98,12 +99,13 @@ def onward(values: Values, statistics: RequestStatistics) -> list[tuple[str, str
 
 
 def trace_details(app: Dash, context: Context) -> None:
-    def take(sent: dict[str, str] | None) -> tuple[object, object, object]:
+    def take(sent: Json | None) -> tuple[object, object, object]:
         if not sent:
             return no_update, no_update, no_update
         try:
             served = context.served
-            label = keep_log(sent["contents"], sent["name"], served)
+            (file,) = sent["files"]
+            label = keep_log(file["contents"], file["name"], served)
         except Exception as error:
             return parts.message(sentence(error)), no_update, no_update
         return None, list(served.logs()), label

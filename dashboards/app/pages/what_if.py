@@ -3,42 +3,45 @@ the answer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import isnan
 from pathlib import Path
 
 import dash_mantine_components as dmc
-import numpy as np
-from dash import Input, dcc
+from dash import Dash, Input, Output, State, dcc, no_update
 
-from dashboards.app import controls
-from dashboards.app.controls import ChoiceField, Number, Values
+from dashboards.app import controls, parts
+from dashboards.app.controls import ChoiceField, Number, Several, Values, state_id
 from dashboards.app.job_panel import job_id, job_panel
 from dashboards.app.jobs import RunTask, Task
+from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, Start, View
 from dashboards.app.parts import area, counted, figure_card, output_id, panel, remark, rests_on, tiles
-from dashboards.app.uploads import checked_size
-from dashboards.figures.load import LoadData, LoadFigure, SimulatedPoint, load_figure
+from dashboards.app.served import SESSION
+from dashboards.app.uploads import MOST_RESULTS, checked_size, keep_results, pinned
+from dashboards.figures.load import AFTER, BEFORE, METRICS, LoadData, LoadFigure, SimulatedPoint, load_figure
 from dashboards.figures.run import BottleneckData, bottleneck_figure
 from dashboards.page import Tile, scenario_yaml
 from forerun.document import Json
+from forerun.errors import ForerunError
 from forerun.tables import number
 from simulator.running.metrics.document import scenario_document
 from simulator.running.metrics.run_folder import SUMMARY_FILE, load_summary
-from simulator.running.run import simulate
-from simulator.running.scenario import Scenario, scenario_from
-from simulator.studies.steady_state.estimate import Estimate, estimate, max_request_rate
+from simulator.running.scenario import scenario_from
+from simulator.studies.steady_state.estimate import Estimate, estimate
+from simulator.studies.steady_state.ranges import fan_ends, few_requests, ranged_curve, ranged_estimate
 
 RATES = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 REPLICAS = (1, 2, 3, 4, 6, 8, 12, 16)
 ALPHAS = tuple(round(0.05 * step, 2) for step in range(6, 20))
 LOADS = (0.03, 0.2, 0.4, 0.6, 0.75, 0.87, 0.94, 0.98)
 """Request rates at which a curve is evaluated, as shares of the highest rate."""
+RANGED = (0.03, 0.4, 0.87, 0.98)
+"""Loads with simulated intervals; those of loads in between are interpolated."""
 ANSWERED = "answered"
-FEW_REQUESTS = 256
-"""Number of requests simulated for the intervals of an analytic answer."""
+RESULTS = "measured"
 
 
 def draft_options(method: object) -> bool:
@@ -63,7 +66,17 @@ CONTROLS = [
     replace(controls.TPOT, label="Limit of mean TPOT"),
     ChoiceField("requests", "Requests to simulate", options=("500", "2000", "10000", "50000"), default="2000"),
 ]
-NAMES = tuple(control.name for control in CONTROLS)
+MEASURED = Several(
+    RESULTS,
+    "Measured results",
+    (RESULTS, bool),
+    options=lambda served: list(served.results()),
+    defaults=lambda served: [label for label in served.results() if not label.startswith(SESSION)],
+    least=0,
+    most=MOST_RESULTS,
+)
+FIELDS = {control.name: control for control in (*CONTROLS, MEASURED)}
+NAMES = tuple(FIELDS)
 
 
 def what_if_scenario(values: Values) -> Json:
@@ -75,13 +88,36 @@ def what_if_scenario(values: Values) -> Json:
     return data
 
 
+def deployed(data: Json) -> Json:
+    return {name: section for name, section in data.items() if name not in ("workload", RESULTS)}
+
+
+def with_results(context: Context, values: Values) -> tuple[Json, str]:
+    """Scenario data with the chosen benchmark results; without them, and the reason, if they are no evidence.
+
+    Results count as those of the deployment for which they were dropped, or first shown.
+    """
+    data, labels, served = what_if_scenario(values), values.get(RESULTS), context.served
+    if not labels:
+        return data, ""
+    known, own = pinned(served), deployed(data)
+    of, *others = (known.get(label, own) for label in labels)
+    full = data | {RESULTS: {"files": [str(served.results()[label]) for label in labels], "deployment": of}}
+    try:
+        if any(other != of for other in others):
+            raise ForerunError(f"{MEASURED.label}: these are of different deployments; remove those of all but one")
+        few_requests(full, float(values["rate"]))
+    except ForerunError as error:
+        return data, sentence(error)
+    pinned(served, {label: of for label in labels if label not in known})
+    return full, ""
+
+
 def compute(context: Context, values: Values) -> Shown:
     """The analytic answer, with the simulated run of the same load if there is one."""
-    data = what_if_scenario(values)
-    scenario = scenario_from(data, "what-if")
-    rate = float(values["rate"])
-    answer = estimate(scenario)
-    here = next((run for run in simulated_runs(context, scenario) if _rate(run) == rate), None)
+    rate, (data, _) = float(values["rate"]), with_results(context, values)
+    answer = ranged_estimate(data, rate).answer if RESULTS in data else estimate(scenario_from(data, "what-if"))
+    here = next((run for run in simulated_runs(context, data) if _rate(run) == rate), None)
     bounds = {"analytic": answer.bottleneck}
     if here is not None and here["bottleneck"]:
         bounds["simulated"] = here["bottleneck"]
@@ -90,7 +126,8 @@ def compute(context: Context, values: Values) -> Shown:
         f"Arrivals are Poisson; lengths are log-normal with a spread (CV) of {controls.LENGTH_CV:g}.",
         "The analytic model knows averages only; percentiles come from the simulated run.",
     ]
-    text = scenario_yaml(data)
+    named = {RESULTS: [Path(file).name for file in data[RESULTS]["files"]]} if RESULTS in data else {}
+    text = scenario_yaml(data | named)
     copy = dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs")
     return {
         "lead": remark(estimate_sentence(answer, rate)),
@@ -98,75 +135,57 @@ def compute(context: Context, values: Values) -> Shown:
             "Scenario", dmc.Group([copy], justify="flex-end"), dmc.Code(text, block=True, className="flags")
         ),
         "basis": rests_on(answer.basis, notes),
-        ANSWERED: {name: values[name] for name in NAMES},
+        ANSWERED: {name: values.get(name) for name in NAMES},
         "bounds": bottleneck_figure(BottleneckData(bounds, answer.basis)),
     }
 
 
 def compute_tiles(context: Context, values: Values) -> Shown:
-    """Key figures with their 90 % intervals; the intervals come from a simulation of a few requests."""
-    data = what_if_scenario(values)
-    scenario, rate = scenario_from(data, "what-if"), float(values["rate"])
-    answer = estimate(scenario)
-    here = next((run for run in simulated_runs(context, scenario) if _rate(run) == rate), None)
-    few = data | {"workload": data["workload"] | {"num_requests": min(FEW_REQUESTS, int(values["requests"]))}}
-    ends = {} if answer.saturated else band_of_run(json.dumps(few, sort_keys=True))
-    return {"tiles": tiles(_tiles(answer, here, ends))}
-
-
-@lru_cache(maxsize=64)
-def band_of_run(scenario: str) -> dict[str, tuple[float, float]]:
-    """90 % intervals of a scenario (JSON) by metric, as factors on the simulated value."""
-    document = simulate(scenario_from(json.loads(scenario), "what-if"), intervals=True, full_step_rows=0).document
-    figures = document["summary"]
-    return {key: (low / figures[key], high / figures[key]) for key, (low, high) in document["intervals"].items()}
+    """Key figures with their intervals, which come from a simulation of a few requests, and what was measured."""
+    rate, (data, complaint) = float(values["rate"]), with_results(context, values)
+    here = next((run for run in simulated_runs(context, data) if _rate(run) == rate), None)
+    answer, factors, learnt, notes = ranged_estimate(data, rate)
+    if RESULTS in data and not learnt:
+        of = data[RESULTS]["deployment"]
+        chips = f"{of['hardware']['tensor_parallel']} x {of['hardware']['chip']}"
+        notes = [f"The results are of {of['model']} on {chips}; this deployment is another, and was not measured."]
+    words = parts.message(complaint) if complaint else [remark(note) for note in notes]
+    return {"tiles": tiles(_tiles(answer, here, {} if answer.saturated else factors)), "learnt": words}
 
 
 def compute_load(context: Context, values: Values) -> Shown:
-    """Curves over the load for the deployment of the latest answer."""
+    """Curves over the load for the deployment of the latest answer, with intervals, before and after measuring."""
     if not values[ANSWERED]:
         return {}
     # What was answered comes back from the browser, which may say anything.
-    fields = {control.name: control for control in CONTROLS}
-    answers = {name: values[ANSWERED].get(name) for name in NAMES}
-    data = what_if_scenario(controls.checked_fields(fields, answers, context.served))
-    scenario = scenario_from(data, "what-if")
-    plain = {key: value for key, value in data.items() if key != "speculation"}
-    wanted = [data, plain] if "speculation" in data else [data]
-    curves = tuple(
-        latency_by_load(json.dumps(one | {"workload": {**data["workload"], "arrivals": None}}, sort_keys=True))
-        for one in wanted
-    )
-    points = tuple(simulated_point(run) for run in simulated_runs(context, scenario))
-    rate = float(data["workload"]["arrivals"]["request_rate"])
-    answer = estimate(scenario)
+    answers = controls.checked_fields(FIELDS, {name: values[ANSWERED].get(name) for name in NAMES}, context.served)
+    rate, (data, _) = float(answers["rate"]), with_results(context, answers)
+    here = ranged_estimate(data, rate)
+    curves = [latency_by_load(data, AFTER if here.learnt else "")]
+    if "speculation" in data:
+        curves.append(latency_by_load(data | {"speculation": None, RESULTS: None}, ranged=False))
+    if here.learnt:
+        curves.append(latency_by_load(what_if_scenario(answers), BEFORE))
+    points = tuple(simulated_point(run) for run in simulated_runs(context, data))
     limits = {f"{name}_ms": float(answers[name]) for name in ("ttft", "tpot")}
-    return {"load": load_figure(LoadData(curves, points, rate, answer.basis, answer.max_request_rate, limits))}
+    most = here.answer.max_request_rate
+    return {"load": load_figure(LoadData(tuple(curves), points, rate, here.answer.basis, most, limits))}
 
 
-@lru_cache(maxsize=64)
-def latency_by_load(scenario: str) -> LoadFigure:
-    """Analytic mean latencies and throughput of a deployment (JSON without arrivals) up to 98 % of its highest rate."""
-    data = json.loads(scenario)
-    data["workload"]["arrivals"] = {"process": "poisson", "request_rate": 1.0}
-    parsed = scenario_from(data, "what-if")
-    most = max_request_rate(parsed)
-    answers = [estimate(parsed, request_rate=share * most) for share in LOADS]
+def latency_by_load(data: Json, when: str = "", ranged: bool = True) -> LoadFigure:
+    """Analytic mean latencies and throughput of a deployment up to 98 % of its highest rate, with their intervals."""
+    rates, means = ranged_curve(data, LOADS, RANGED if ranged else ())
     speculation = data.get("speculation")
     method = speculation["method"] if speculation else "none"
-    return LoadFigure(
-        f"{method}, K={speculation['num_speculative_tokens']}" if speculation else "without speculation",
-        method,
-        np.array([answer.request_rate for answer in answers]),
-        1e3 * np.array([answer.mean_ttft_s for answer in answers], dtype=np.float64),
-        1e3 * np.array([answer.mean_tpot_s for answer in answers], dtype=np.float64),
-        np.array([answer.output_throughput for answer in answers]),
-    )
+    name = f"{method}, K={speculation['num_speculative_tokens']}" if speculation else "without speculation"
+    ttft, tpot, done = means["mean_ttft_s"] * 1e3, means["mean_tpot_s"] * 1e3, means["output_throughput"]
+    ends = {field: table[1:].T for field, table in zip(METRICS, (ttft, tpot, done), strict=True)} if ranged else {}
+    return LoadFigure(f"{name}{when}", method, rates, ttft[0], tpot[0], done[0], ends, when)
 
 
-def simulated_runs(context: Context, scenario: Scenario) -> list[Json]:
+def simulated_runs(context: Context, data: Json) -> list[Json]:
     """Documents of this session's runs of the same deployment and lengths, at any load and number of requests."""
-    wanted = _without_load(scenario_document(scenario))
+    wanted = _without_load(scenario_document(scenario_from(data, "what-if")))
     documents = []
     for path in sorted(context.served.session.glob(f"*/{SUMMARY_FILE}")):
         document = _document(path, path.stat().st_mtime_ns)
@@ -191,9 +210,9 @@ def estimate_sentence(answer: Estimate, rate: float) -> str:
     return f"Holds {rate:g} of at most {most} req/s on {chips}; {bound} limits most of the engine's time."
 
 
-def make_run(_context: Context, values: Values) -> tuple[Task, str]:
+def make_run(context: Context, values: Values) -> tuple[Task, str]:
     """Task that simulates the scenario of the controls, and a name for its run."""
-    data = what_if_scenario(values)
+    data, _ = with_results(context, values)
     name = f"{data['model']} on {data['hardware']['chip']} at {values['rate']:g}"
     return RunTask(checked_size(scenario_from(data, "what-if"), "what-if")), name
 
@@ -212,16 +231,15 @@ def _rate(document: Json) -> float:
     return float(document["scenario"]["workload"]["arrivals"].get("request_rate") or 0.0)
 
 
-def _tiles(answer: Estimate, run: Json | None, ends: Mapping[str, tuple[float, float]]) -> list[Tile]:
-    """Key figures, each with the interval of its simulated run, else with the interval of a run of few requests."""
+def _tiles(answer: Estimate, run: Json | None, factors: Mapping[str, Sequence[float]]) -> list[Tile]:
+    """Key figures, each with the intervals of its simulated run, else with those of a run of few requests."""
     summary = run["summary"] if run is not None else {}
 
     def detail(key: str, value: float | None) -> str:
         if run is not None:
-            interval = run["intervals"].get(key)
-            return f"simulated {number(summary[key])}{band_words(interval)}"
-        interval = None if value is None or key not in ends else [value * end for end in ends[key]]
-        return f"{band_words(interval).strip(', ') or 'no interval'}, not simulated yet"
+            return f"simulated {number(summary[key])}{band_words(fan_ends(run, key))}"
+        ends = [] if value is None else [value * factor for factor in factors.get(key, ())]
+        return f"{band_words(ends).strip(', ') or 'no interval'}, not simulated yet"
 
     def latency(label: str, seconds: float | None, name: str) -> Tile:
         ms = None if seconds is None else seconds * 1e3
@@ -239,9 +257,40 @@ def _tiles(answer: Estimate, run: Json | None, ends: Mapping[str, tuple[float, f
     ]
 
 
-def band_words(ends: Sequence[float] | None) -> str:
-    """A 90 % interval in words; empty without one."""
-    return "" if ends is None else f", {number(ends[0], 3)} to {number(ends[1], 3)} (90 %)"
+def band_words(ends: Sequence[float]) -> str:
+    """Intervals in words, from ``fan_ends``; empty without any."""
+    levels = {"likely": ends[1:3], "nine in ten": ends[::3]} if ends else {}
+    known = ((name, low, high) for name, (low, high) in levels.items() if not isnan(low))
+    return "".join(f", {name} {number(low, 3)}..{number(high, 3)}" for name, low, high in known)
+
+
+def take_results(app: Dash, context: Context) -> None:
+    """Register the callback that keeps dropped benchmark results and chooses them beside those that are chosen."""
+
+    def take(sent: Json | None, *values: object) -> tuple[object, object, object]:
+        if not sent:
+            return no_update, no_update, no_update
+        try:
+            served = context.served
+            checked = controls.checked_fields(FIELDS, dict(zip(NAMES, values, strict=True)), served)
+            data, _ = with_results(context, checked)
+            chosen = {"files": [], "deployment": deployed(data)} | data.get(RESULTS, {})
+            if chosen["deployment"] != deployed(data):
+                raise ForerunError(f"{MEASURED.label}: those here are of another deployment; remove them first")
+            labels = keep_results(sent["files"], data | {RESULTS: chosen}, served)
+            pinned(served, dict.fromkeys(labels, chosen["deployment"]))
+        except Exception as error:
+            return parts.message(sentence(error)), no_update, no_update
+        return None, list(served.results()), list(dict.fromkeys([*checked[RESULTS], *labels]))
+
+    app.callback(
+        Output(parts.area_id("what-if", parts.UPLOADED), "children", allow_duplicate=True),
+        Output(state_id("what-if", RESULTS), "data"),
+        Output(state_id("what-if", RESULTS), "value"),
+        Input(output_id("what-if", parts.UPLOADED), "data"),
+        *(State(state_id("what-if", name), "value") for name in NAMES),
+        prevent_initial_call=True,
+    )(take)
 
 
 PAGE = Page(
@@ -254,7 +303,10 @@ PAGE = Page(
     ],
     [
         dcc.Store(id=output_id("what-if", ANSWERED)),
-        *map(area, ("lead", "tiles")),
+        parts.message_area(parts.UPLOADED),
+        *map(area, ("lead", "tiles", "learnt")),
+        lambda page: parts.upload(page, "A benchmark result of yours: choose it, or drop it here", MOST_RESULTS),
+        MEASURED,
         job_panel,
         figure_card("load", 560, "Mean TTFT, TPOT and throughput over the load"),
         figure_card("bounds", 260, "What limits the engine at this load"),
@@ -272,7 +324,7 @@ PAGE = Page(
         View(
             compute_tiles,
             NAMES,
-            ("tiles",),
+            ("tiles", "learnt"),
             others={"done": Input(job_id("what-if", "done"), "data")},
             message_at=None,
         ),
@@ -284,4 +336,5 @@ PAGE = Page(
         ),
     ],
     [Start("simulate", NAMES, make_run)],
+    more=take_results,
 )

@@ -10,6 +10,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from forerun.arrays import BoolArray, FloatArray
+from forerun.document import Json
 from forerun.tables import ABSENT, number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.running.records import ModelError
@@ -124,9 +125,7 @@ LEAST_SHOWN = 0.01
 KIND_WORDS = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2E latency", "throughput": "throughput"}
 
 
-def measuring_notes(
-    worth: Mapping[str, Any] | None, error: ModelError | None, shifts: Mapping[str, float]
-) -> list[str]:
+def measuring_notes(worth: Json | None, error: ModelError | None, shifts: Mapping[str, float]) -> list[str]:
     """Notes on what measured runs say, or on the measurement that would help."""
     notes = []
     if error is not None and "learnt" in error:

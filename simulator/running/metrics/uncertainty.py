@@ -494,7 +494,7 @@ def interval_factors(
     return factors
 
 
-def decoding_share(summary: Mapping[str, Any], statistic: str) -> float:
+def decoding_share(summary: Json, statistic: str) -> float:
     """Share of the E2E latency after the first token."""
     return max(0.0, 1.0 - float(summary[f"{statistic}_ttft_ms"]) / float(summary[f"{statistic}_e2el_ms"]))
 
@@ -562,7 +562,7 @@ LEAST_GAIN = 1.15
 """Factor by which a measured run must narrow an interval to be worth naming."""
 
 
-def worth_measuring(summary: Mapping[str, Any], error: ModelError | None) -> Json | None:
+def worth_measuring(summary: Json, error: ModelError | None) -> Json | None:
     """The mean that one measured run of this load would narrow most, with its widths; None where none helps."""
     if error is None:
         return None

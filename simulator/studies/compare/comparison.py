@@ -379,7 +379,7 @@ def _crossover_plan(
     return path, grid, None
 
 
-OF_THE_RUN = ("summary", "intervals", "slo", "bottleneck", "basis", "chips", "energy_joules",
+OF_THE_RUN = ("summary", "intervals", "likely", "slo", "bottleneck", "basis", "chips", "energy_joules",
               "usd_per_million_output_tokens", "scenario")  # fmt: skip
 
 

@@ -89,6 +89,7 @@ class ComparedVariant(DocumentPart):
     summary: Json
     """Metrics of the variant's runs, keyed as in vLLM's benchmark."""
     intervals: Json | None
+    likely: Json | None = None
     slo: Json | None
     bottleneck: dict[str, float]
     basis: str

@@ -159,6 +159,8 @@ class PlannedLayout(DocumentPart):
     probability: float | None
     """Probability that the layout meets the SLO, including the model error; None without ``interval``."""
     intervals: dict[str, list[float]]
+    """90 % intervals of the limited metrics, and beside it their likely (50 %) ranges."""
+    likely: dict[str, list[float]] = field(default_factory=dict)
     flags: dict[str, str] | None
     """Launch command of one replica, by engine."""
     board_w: float | None = None
@@ -262,7 +264,7 @@ class PlanResult(StudyResult[PlanDocument]):
         words = (
             "* no layout costs less at a higher rate. hold: runs that meet the SLO. P(SLO): probability of meeting it, "
         )
-        words += "the model's error included, as in the 90 % interval of the binding figure."
+        words += "the model's error included, as in the likely range of the binding figure (--full: nine in ten)."
         steps = any("-token steps" in row.layout for row in self.data.candidates)
         return words + " 2048-token steps: max_num_batched_tokens." * steps
 
@@ -334,14 +336,14 @@ def _holding_table(data: PlanDocument) -> Table:
     """Layouts that meet the SLO, best first; a star marks the Pareto front."""
     rows: list[list[Value]] = []
     for row in data.holding:
-        sure, ends = row.confidence, row.intervals.get(row.binding or "")
+        sure, ends = row.confidence, (part.get(row.binding or "") for part in (row.likely, row.intervals))
         assert sure is not None
         assert row.values is not None
         assert row.binding is not None
         rate = (">= " if row.max_rate_is_at_least else "") + number(row.max_rate, 3)
         more = row.headroom
         headroom = "" if more is None else f"{more + 1:.3g}x the load" if more >= 1 else f"{more:+.0%}"
-        interval = "" if ends is None else "..".join(number(end, 3) for end in ends)
+        likely, wide = ("" if one is None else "..".join(number(end, 3) for end in one) for one in ends)
         bound, runs = latency_words(row.binding, row.values[row.binding]), f"of {sure.runs}" if sure.runs > 1 else ""
         rows.append(
             [
@@ -351,7 +353,7 @@ def _holding_table(data: PlanDocument) -> Table:
                 Cell(number(row.usd_per_million_output_tokens, 3), value=row.usd_per_million_output_tokens),
                 _watts(row.power_w),
                 Cell(rate, aside=headroom, value=row.max_rate),
-                Cell(bound, aside=interval),
+                Cell(bound, aside=likely or wide, detail=likely and f"({wide})"),
                 Cell(f"{sure.share:.0%}", aside=runs, value=sure.share),
                 Cell(chance_words(sure.probability), value=sure.probability),
                 main_bottleneck(row.bottleneck) or ABSENT,
@@ -456,6 +458,7 @@ def planned_layout(plan: Plan, candidate: Candidate) -> PlannedLayout:
         analytic_max_rate=None if layout.steady is None else layout.steady.most_rate * candidate.replicas,
         probability=candidate.chance,
         intervals=dict(candidate.intervals),
+        likely=dict(candidate.likely),
         flags=None if candidate.status != "meets" else launch_flags(layout.with_replicas(layout.scenario, rented)),
         board_w=board_w,
         rate_per_kw=1e3 * candidate.max_rate / board_w if candidate.max_rate and board_w else candidate.max_rate,

@@ -63,6 +63,8 @@ class Candidate:
     """Probability of meeting the SLO, model error included; None if not computed."""
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
     """90 % intervals of the limited metrics, model error included; empty if not computed."""
+    likely: Mapping[str, list[float]] = field(default_factory=dict)
+    """Their likely (50 %) ranges."""
     points: tuple[LoadPoint, ...] = ()
     """Loads at which the candidate was simulated."""
 
@@ -486,7 +488,8 @@ class CheapestFirst(_Search):
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
         arguments = (driven, plan.options.seed, plan.objective, candidate.verdict)
         try:
-            candidate.chance, candidate.intervals = self._workers.start(chance_to_hold, *arguments)()
+            held = self._workers.start(chance_to_hold, *arguments)()
+            candidate.chance, candidate.intervals, candidate.likely = held
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return

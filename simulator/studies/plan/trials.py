@@ -14,7 +14,8 @@ from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import Served, request_latencies_ms, summarise
-from simulator.running.metrics.uncertainty import OwnErrors, drawn_slo_ratios, intervals_of, stated_probability
+from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
+from simulator.running.metrics.uncertainty import LIKELY, OwnErrors, drawn_slo_ratios, intervals_of, stated_probability
 from simulator.running.records import ModelError
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
@@ -284,6 +285,8 @@ class Held(NamedTuple):
     """Probability of meeting the objective."""
     intervals: Mapping[str, list[float]]
     """90 % intervals of the limited metrics, in the form of a run's document."""
+    likely: Mapping[str, list[float]]
+    """Their likely (50 %) ranges."""
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> Held:
@@ -294,9 +297,10 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     drawn, error = slo_ratios_drawn(scenario, seed, objective, verdict)
     seen = verdict.observation
     sampling = {key: deviation / sqrt(verdict.runs) for key, deviation in error["sampling"].items()}
-    intervals = intervals_of({**seen.summary, **verdict.values}, error, sampling)
-    limited = {limit.key: intervals[limit.key] for limit in objective.limits if limit.key in intervals}
-    return Held(stated_probability(float(np.mean(drawn <= 1.0)), seen.basis), limited)
+    figures = {**seen.summary, **verdict.values}
+    ends = (intervals_of(figures, error, sampling, level) for level in (NINE_IN_TEN, LIKELY))
+    limited = ({limit.key: one[limit.key] for limit in objective.limits if limit.key in one} for one in ends)
+    return Held(stated_probability(float(np.mean(drawn <= 1.0)), seen.basis), *limited)
 
 
 def slo_ratios_drawn(

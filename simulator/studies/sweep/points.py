@@ -102,7 +102,9 @@ def run_point(task: Mapping[str, Any]) -> Json:
         with ONE_AT_A_TIME:
             scenario = scenario_from(task["scenario"], "scenario")
             seeds = range(task["seed"], task["seed"] + task["replications"])
-            combined = combine_replications([run_document_of(scenario, seed) for seed in seeds])
+            measured = scenario.measured is not None
+            documents = [run_document_of(scenario, seed, intervals=measured and seed == seeds[0]) for seed in seeds]
+            combined = combine_replications(documents)
     except Exception as error:
         text = " ".join(str(error).split())
         kind = "" if isinstance(error, ForerunError | OSError) else f"internal error: {type(error).__name__}: "

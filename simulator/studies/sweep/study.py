@@ -15,6 +15,7 @@ from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number, percent
 from hwprofiles import weakest
+from simulator.running.metrics.tables import with_interval
 from simulator.studies.frame import ProgressCall, study_header
 from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, load_of, metric_with_unit, metric_words
 from simulator.studies.study_file import (
@@ -67,6 +68,7 @@ class DonePoint(SweptPoint):
 
     summary: Json
     intervals: Json | None
+    likely: Json | None = None
     slo: Json | None
     basis: str
     bottleneck: dict[str, float]
@@ -189,12 +191,12 @@ class SweepResult(StudyResult[SweepDocument]):
         named = any(point.name != settings_name(point.set) for point in points) or not paths
         groups = by_load(self.data.done)
         ranked = [point for group in groups for point in sorted(group, key=lambda point: _rank(point, metric))]
-        figures: dict[str, list[Value]] = {metric_with_unit(metric): [point.value(metric) for point in ranked]}
+        figures: dict[str, list[Value]] = {metric_with_unit(metric): [_cell(point, metric) for point in ranked]}
         if any(point.slo for point in ranked):
             figures["good requests"] = [_good_cell(point.slo) for point in ranked]
         shown = (*((COSTS[0],) if "prices" in self.data.scenario else ()), *SHOWN)
         for key in shown:
-            figures.setdefault(metric_with_unit(key), [point.value(key) for point in ranked])
+            figures.setdefault(metric_with_unit(key), [_cell(point, key) for point in ranked])
         rows: list[list[Value]] = [
             [
                 *([point.name] if named else ()),
@@ -230,6 +232,11 @@ def by_load(points: Sequence[DonePoint]) -> list[list[DonePoint]]:
     if min(map(len, groups.values()), default=0) < 2:
         return [list(points)]
     return [groups[load] for load in sorted(groups)]
+
+
+def _cell(point: DonePoint, metric: str) -> Value:
+    """Cell with a metric of a point, and its likely range where the point has one."""
+    return with_interval(metric, vars(point)) if metric in (point.likely or {}) else point.value(metric)
 
 
 def _good_cell(slo: Mapping[str, Any] | None) -> Value:

@@ -452,14 +452,16 @@ def test_cheaper_layouts_that_are_less_sure_stand_in_one_line(chat, monkeypatch)
     """One replica meets the SLO as predicted; a chance of 79 % is less than the 90 % required, of two it is 95 %."""
     from simulator.studies.plan import search
 
-    monkeypatch.setattr(search, "chance_to_hold", lambda run, *_: (0.79 if run.hardware.replicas == 1 else 0.95, {}))
+    monkeypatch.setattr(
+        search, "chance_to_hold", lambda run, *_: (0.79 if run.hardware.replicas == 1 else 0.95, {}, {})
+    )
     planned = planned_for(chat, "hardware.tensor_parallel=1", rate=2.0)
     assert planned.best.replicas == 2
     text = plan_document(planned)["plan_summary"]["cheaper, less sure"]
     assert re.fullmatch(
         r"1 x a100-sxm-80gb TP1, \d+-token steps \(1 chip, \$1,460 a month\) with 79 % probability", text
     )
-    monkeypatch.setattr(search, "chance_to_hold", lambda *_: (0.95, {}))
+    monkeypatch.setattr(search, "chance_to_hold", lambda *_: (0.95, {}, {}))
     sure = plan_document(planned_for(chat, "hardware.tensor_parallel=1", rate=2.0))["plan_summary"]
     assert "cheaper, less sure" not in sure
 
