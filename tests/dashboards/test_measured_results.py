@@ -20,7 +20,7 @@ from simulator.studies.steady_state.ranges import fan_ends
 pytest.importorskip("dash")
 
 from dashboards.app.page import Context
-from dashboards.app.pages import what_if
+from dashboards.app.pages import start, what_if
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import LARGEST_MEASURED_BYTES, MOST_RESULTS, keep_results, pinned
 
@@ -105,6 +105,11 @@ def test_the_fan_before_measuring_is_grey_behind_the_one_after(context):
     before, after = top[2], top[5]
     assert np.interp(8.0, after.x, after.y) > 1.1 * np.interp(8.0, before.x, before.y), "a measured slower engine"
     assert max(after.x) < max(before.x), "and its capacity is lower"
+
+
+def test_the_start_page_answers_with_the_results_that_it_was_started_with(context):
+    names = {trace.name for trace in start.compute(context, {})["load"].data}
+    assert "without speculation after measuring" in names
 
 
 def test_what_was_learnt_stands_in_the_words_of_the_run(context):

@@ -15,7 +15,7 @@ from dashboards.app.parts import area, figure_card, panel
 
 def compute(context: Context, _values: Values) -> Shown:
     """Answer of the what-if page for its default values."""
-    values, _ = values_of(what_if.CONTROLS, None, context.served)
+    values, _ = values_of(list(what_if.FIELDS.values()), None, context.served)
     shown = what_if.compute(context, values)
     title = f"For example: {values['model']} on one {values['chip']} at {values['rate']:g} req/s"
     lead = [dmc.Title(title, order=2, className="card-title", mb="xs"), shown["lead"]]
