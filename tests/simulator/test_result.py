@@ -46,10 +46,11 @@ def test_a_table_is_rendered_without_its_words_becoming_markup():
     assert lines[3] == "| &lt;i> | - | 1,234,567 |"
 
 
-def test_a_page_shows_no_details_and_sets_many_columns_closer():
-    wide = Table("", ("", "a<b", "c", "d", "e"), [(Cell("x", "1..2", detail="P=1.00"), 1, 2, 3, 4)]).html()
+def test_a_page_shows_details_after_an_aside_alone_and_sets_many_columns_closer():
+    row = (Cell("x", "1..2", detail="P=1.00"), Cell("1", detail="no"), 2, 3, 4)
+    wide = Table("", ("", "a<b", "c", "d", "e"), [row]).html()
     assert '<table class="many">' in wide
-    assert '<td>x <span class="aside">1..2</span></td><td>1</td>' in wide
+    assert '<td>x <span class="aside">1..2 P=1.00</span></td><td>1</td>' in wide
     assert 'class="many"' not in Table("", ("", "a", "b", "c"), [("x", 1, 2, 3)]).html()
 
 
