@@ -13,6 +13,7 @@ from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Start
 from simulator.replay.requests import RequestReplay, replay_requests
 from simulator.replay.split import Split
+from simulator.running import measured
 from simulator.running.measured_runs import framework_name
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.timing.releases import framework_of_version
@@ -22,13 +23,7 @@ from validation import tables as tables  # lets read_runs read them
 from validation.facts import fitted_words
 from validation.steps import step_errors
 
-FIGURES = (
-    ("mean_ttft_ms", "median_ttft_ms"),
-    ("mean_tpot_ms", "median_tpot_ms", "median_itl_ms"),
-    ("mean_e2el_ms", "median_e2el_ms"),
-    ("output_throughput", "total_token_throughput"),
-    (POWER,),
-)
+FIGURES = (*measured.FIGURES, (POWER,))
 """Figures that are scored, each under the first of its metrics that was measured."""
 SUFFIXES = (".csv", ".json", ".jsonl")
 SPLIT = Split(0.5, 1)

@@ -35,7 +35,7 @@ LONGEST_QUERY = 4000
 LONGEST_WORD = 80
 LONGEST_PAIRS = 400
 NONE = "-"
-"""No choice of several, in a URL."""
+"""Text of an empty choice of several, in a URL."""
 
 
 def part_id(kind: str, page: str, name: str) -> Identity:

@@ -6,7 +6,7 @@ from forerun.document import Json
 from hwprofiles import load_chip
 from simulator.llm import load_architecture
 from simulator.running.assumptions import Factors
-from simulator.running.measured_runs import run_scenario, simulate_measured
+from simulator.running.measured_runs import simulate_measured
 from simulator.running.run import simulate
 from simulator.running.scenario import Scenario
 from traces.benchmark_results import MeasuredRun
@@ -32,13 +32,16 @@ def rerun(
         ForerunError, hwprofiles.ProfileError, traces.TraceError: the run cannot be simulated; the text says why.
     """
     result, predicted, notes = simulate_measured(simulate, run, base, seed, intervals=intervals, factors=factors)
-    about = {"basis": result.basis, "model_error": result.model_error, "simulated": simulated_as(run, base)}
+    about = {
+        "basis": result.basis,
+        "model_error": result.model_error,
+        "simulated": simulated_as(run, base, result.scenario),
+    }
     return {"predicted": predicted, **about, "notes": notes}
 
 
-def simulated_as(run: MeasuredRun, base: Scenario) -> str:
+def simulated_as(run: MeasuredRun, base: Scenario, scenario: Scenario) -> str:
     """Model, chip and engine of a run's simulation, in words, and the source of the model's name."""
-    scenario = run_scenario(run, base)
     model, own = (load_architecture(one.model).name for one in (scenario, base))
     origin = (
         f" in place of the scenario's {own}" if model != own else "" if run.model else ", named by the scenario alone"

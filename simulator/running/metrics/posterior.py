@@ -73,7 +73,7 @@ class Rows:
     mixture of experts, near capacity [figure, 5]."""
 
     def beside(self, other: Rows) -> Rows:
-        """Both, the own rows first."""
+        """Rows of both, the own ones first."""
         return Rows(*(np.concatenate((getattr(self, one.name), getattr(other, one.name))) for one in fields(self)))
 
     @property

@@ -239,7 +239,12 @@ def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: i
 
 def _with_factors(build: Build, factors: FloatArray) -> Build:
     prompts, decode = map(float, factors)
-    return build.with_pools(lambda pool: replace(pool, step_factors=(prompts, decode)))
+
+    def moved(pool: PoolBuild) -> PoolBuild:
+        with_prompts, without = pool.step_factors  # those of measured runs
+        return replace(pool, step_factors=(prompts * with_prompts, decode * without))
+
+    return build.with_pools(moved)
 
 
 def _with_acceptance(scenario: Scenario, build: Build, seed: int, survival: FloatArray) -> Build:

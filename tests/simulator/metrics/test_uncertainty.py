@@ -1,5 +1,7 @@
 """The model's error in a run: sources add up, what is shared cancels, queueing amplifies, and nothing is invented."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scenario_parts import constant, drafts, on_h100, poisson
@@ -208,8 +210,6 @@ def test_every_way_of_serving_has_intervals(changes):
 
 
 def test_steps_that_take_a_factor_longer_do_so_in_either_engine():
-    from dataclasses import replace
-
     finished = []
     for stepping in ("fast", "exact-steps"):
         build = build_run(chat(engine={"stepping": stepping}))
@@ -262,3 +262,9 @@ def test_fewer_requests_are_served_again_where_steps_are_decided_in_python(chang
     """Intervals of 120 requests serve all of them again in the compiled engine, and a tenth or twice the load else."""
     run = simulate(chat().with_values({"workload.num_requests": 120} | changes), intervals=True)
     assert run.model_error["requests"] == again
+
+
+def test_errors_of_steps_come_on_top_of_what_was_measured():
+    build = build_run(chat()).with_pools(lambda pool: replace(pool, step_factors=(1.2, 1.5)))
+    moved = uncertainty._with_factors(build, np.array([1.1, 2.0]))
+    assert moved.pools[0].step_factors == pytest.approx((1.32, 3.0))
