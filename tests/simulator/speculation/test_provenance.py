@@ -131,7 +131,7 @@ def test_a_comparison_of_methods_crowns_the_right_one_and_says_what_is_borrowed(
     document = compare(variants, **options).document
     ratios = {variant["name"]: variant["speedup"]["mean_tpot_ms"]["ratio"] for variant in document["variants"]}
     assert 1.0 < ratios["ngram"] < ratios["eagle3"]
-    assert document["conclusion"].startswith("eagle3 probably improves mean TPOT")
+    assert document["conclusion"].startswith(("eagle3 probably improves mean TPOT", "eagle3 may improve mean TPOT"))
     assert "ngram: the acceptance of eagle3 does not hold for ngram" in document["conclusion"]
     assert any("does not hold for ngram" in note for note in document["notes"])
     assert document["basis"] == "extrapolated"
