@@ -120,6 +120,10 @@ CAUSE_WORDS = {
     "api_server_ms": "the API server takes {} more than usual",
 }
 """Statements about a measured deployment, by cause of ``metrics.posterior``."""
+NO_INTERVAL = (
+    "the engine's parameters are assumed: its figures have no interval and its limits no probability; name the engine "
+    "that runs, or give one measured run of it (--measured)"
+)
 LEAST_SHOWN = 0.01
 """Least change of a factor, or milliseconds, that a note names."""
 KIND_WORDS = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2E latency", "throughput": "throughput"}
@@ -128,6 +132,8 @@ KIND_WORDS = {"tpot": "TPOT", "ttft": "TTFT", "e2el": "E2E latency", "throughput
 def measuring_notes(worth: Json | None, error: ModelError | None, shifts: Mapping[str, float]) -> list[str]:
     """Notes on what measured runs say, or on the measurement that would help."""
     notes = []
+    if error is not None and not error["stated"]:
+        notes.append(NO_INTERVAL)
     if error is not None and "learnt" in error:
         causes = []
         for name, words in CAUSE_WORDS.items():

@@ -73,7 +73,7 @@ def run_data(result: RunRecords) -> RunDocument:
     summary, duration_s = summarise(result), run_duration_s(requests) or 0.0
     load, usd = load_section(requests, scenario.workload), usage.fleet_cost_usd(result, duration_s)
     if (slo := slo_report(result, summary)) is not None:
-        slo["probability"] = None if error is None else slo_probability(slo, error, result.basis)
+        slo["probability"] = slo_probability(slo, error, result.basis)
     pools, steady = usage.pool_sections(result, duration_s), steady_output_throughput(load, summary, scenario.workload)
     data = RunDocument(
         conclusion="",

@@ -89,14 +89,14 @@ def _interval_section(summaries: Sequence[Json], first: Json, level: float) -> J
         if len(known) >= 2:
             measured[key] = known
     error = first.get("model_error")
-    if error is None:
+    if error is None or not error["stated"]:
         chance = {key: list(mean_interval(known, level)) for key, known in measured.items()}
         return {
             "intervals": chance,
             "likely": {},
             "interval_level": level,
             "intervals_of": SAMPLING,
-            "model_error": None,
+            "model_error": error,
         }
     sampling = {}
     for key, known in measured.items():
@@ -122,5 +122,5 @@ def _combine_slo(documents: Sequence[Json], error: ModelError | None) -> Json | 
     combined["met"] = all(row["met"] is True for row in combined["limits"].values())
     combined["met_in"] = sum(report["met"] is True for report in reports)
     basis = weakest(document["basis"] for document in documents)
-    combined["probability"] = None if error is None else slo_probability(combined, error, basis, len(reports))
+    combined["probability"] = slo_probability(combined, error, basis, len(reports))
     return combined

@@ -55,7 +55,7 @@ from simulator.speculation import draft_survival, sampler_of, scaled_survival
 from simulator.speculation.acceptance import widest_spread
 from simulator.speculation.confidence import drafts_that_vary, seen_worth
 from simulator.speculation.speculation_config import named
-from simulator.timing import ModelTimer, StagedTimer
+from simulator.timing import ModelTimer, StagedTimer, load_framework
 from simulator.workload import RequestStream, generate_requests
 
 LEVEL, LIKELY = 0.90, 0.50
@@ -203,10 +203,16 @@ def model_error(
         served=alike.words,
         step_ms=step_ms,
         conditions=own.conditions,
+        stated=posterior is not None or not assumed_engine(scenario.engine.framework),
     )
     after = widths_after_measuring(scenario, base, error)
     error = error if posterior is None else informed(error, posterior, scenario, base)
     return {**error, "after_measuring": after}
+
+
+def assumed_engine(framework: str) -> bool:
+    """True if nothing of an engine was measured: an interval would rest on other engines."""
+    return load_framework(framework).source.kind == "assumed"
 
 
 def _step_ms(log: RunLog) -> dict[str, float]:
@@ -538,9 +544,12 @@ def stated_probability(probability: float, *bases: str) -> float:
     return min(max(probability, LEAST_SURE), MOST_SURE)
 
 
-def slo_probability(slo: Mapping[str, Any], error: ModelError, basis: str, runs: int = 1) -> float:
-    """Probability that a run meets its limits, as they are in the ``slo`` section of its document."""
+def slo_probability(slo: Mapping[str, Any], error: ModelError | None, basis: str, runs: int = 1) -> float | None:
+    """Probability that a run meets its limits, as they are in the ``slo`` section of its document; None if its error is
+    not known."""
     limits = slo["limits"]
+    if error is None or not error["stated"]:
+        return None
     if any(row["met"] is False and row["value"] <= row["limit"] for row in limits.values()):
         return 0.0  # requests are refused, whatever the model's error
     values = {key: row["value"] for key, row in limits.items()}
@@ -552,8 +561,8 @@ def interval_section(
     summary: Mapping[str, Any], error: ModelError | None, sampling: Mapping[str, float] | None
 ) -> Json:
     """The document's ``intervals`` section: intervals, their level, the kinds of error in them, and the model error."""
-    if error is None:
-        return {"intervals": {}, "likely": {}, "interval_level": None, "intervals_of": None, "model_error": None}
+    if error is None or not error["stated"]:
+        return {"intervals": {}, "likely": {}, "interval_level": None, "intervals_of": None, "model_error": error}
     return {
         "intervals": intervals_of(summary, error, sampling or {}),
         "likely": intervals_of(summary, error, sampling or {}, LIKELY),
@@ -569,7 +578,7 @@ LEAST_GAIN = 1.15
 
 def worth_measuring(summary: Json, error: ModelError | None) -> Json | None:
     """The mean that one measured run of this load would narrow most, with its widths; None where none helps."""
-    if error is None:
+    if error is None or not error["stated"]:
         return None
     widths = {key: high / low for key, (low, high) in intervals_of(summary, error, error["sampling"]).items()}
     gains = {key: widths[key] / after for key, after in error.get("after_measuring", {}).items() if key in widths}

@@ -19,6 +19,8 @@ from forerun.arrays import FloatArray
 from forerun.errors import ForerunError, InvariantError
 from forerun.tables import number
 from forerun.workers import Workers, study_workers
+from simulator.running.metrics.conclusion import NO_INTERVAL
+from simulator.running.metrics.uncertainty import assumed_engine
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
@@ -214,6 +216,8 @@ def hourly_rates(arrival_s: FloatArray, began_s: float | None) -> list[tuple[flo
 
 def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[str]:
     notes = list(study.notes)
+    if study.scenario.measured is None and any(assumed_engine(one.scenario.engine.framework) for one in usable):
+        notes.append(NO_INTERVAL)
     if _profile(study.scenario) is not None:
         notes.append("workload.arrivals.profile: the rate planned for is that of its busiest moment")
     arrivals = study.scenario.workload.arrivals
@@ -494,7 +498,7 @@ class CheapestFirst(_Search):
             candidate.status, candidate.reason = fault_words(error)
             return
         plan.runs += 1
-        if candidate.chance < plan.options.confidence:
+        if candidate.chance is not None and candidate.chance < plan.options.confidence:
             candidate.status = "misses"
             required = plan.options.confidence
             candidate.reason = (

@@ -281,8 +281,8 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
 class Held(NamedTuple):
     """Certainty of a candidate, model error included."""
 
-    probability: float
-    """Probability of meeting the objective."""
+    probability: float | None
+    """Probability of meeting the objective; None for an engine whose parameters are assumed."""
     intervals: Mapping[str, list[float]]
     """90 % intervals of the limited metrics, in the form of a run's document."""
     likely: Mapping[str, list[float]]
@@ -295,6 +295,8 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     ``seed`` is the seed of the verdict's first run.
     """
     drawn, error = slo_ratios_drawn(scenario, seed, objective, verdict)
+    if not error["stated"]:
+        return Held(None, {}, {})
     seen = verdict.observation
     sampling = {key: deviation / sqrt(verdict.runs) for key, deviation in error["sampling"].items()}
     figures = {**seen.summary, **verdict.values}
@@ -447,6 +449,8 @@ def find_highest_rate(
             return verdict.slo_ratio
         drawn, error = slo_ratios_drawn(driven, seeds[0], objective, verdict, like)
         like = error
+        if not error["stated"]:
+            return verdict.slo_ratio
         chances[rate] = float(np.mean(drawn <= 1.0))
         return float(np.quantile(drawn, confidence, method="inverted_cdf"))
 

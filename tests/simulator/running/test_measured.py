@@ -6,7 +6,12 @@ import pytest
 from plain_scenario import plain_scenario
 
 from forerun.errors import ForerunError
+from forerun.yaml_files import packaged
 from simulator import simulate
+from simulator.running.metrics.conclusion import NO_INTERVAL
+from simulator.running.metrics.replications import combine_replications
+from simulator.studies.plan.command import plan
+from simulator.timing import load_framework
 
 LOOP = {"process": "closed-loop", "max_concurrency": 16}
 
@@ -111,3 +116,35 @@ def test_a_run_names_the_measurement_that_would_help(plain, tmp_path):
     assert any("one measured run of this load would narrow TTFT from" in note for note in plain.document["notes"])
     after = simulate(scenario(), intervals=True, measured=[result_file(tmp_path, plain)])
     assert after.document["next_measurement"] is None
+
+
+def assumed_engines():
+    known = {name: load_framework(name) for name in packaged("simulator.timing", "frameworks.yaml")}
+    return [name for name, framework in known.items() if framework.source.kind == "assumed"]
+
+
+@pytest.mark.parametrize("framework", assumed_engines())
+def test_an_engine_of_assumed_parameters_has_no_interval_and_no_probability_until_it_was_measured(tmp_path, framework):
+    chip = "apple-m4-max" if framework == "mlx" else "h100-sxm"
+    base = plain_scenario("llama-3.1-8b", chip, 256, 32, 32, engine={"framework": framework})
+    base = base.with_values({"workload.arrivals": LOOP, "slo": {"mean_e2el_ms": 5e4}})
+    run = simulate(base, intervals=True)
+    assert (run.document["intervals"], run.document["likely"], run.document["slo"]["probability"]) == ({}, {}, None)
+    assert NO_INTERVAL in run.document["notes"]
+    documents = [simulate(base, seed, intervals=True).document for seed in (0, 1)]
+    mean = combine_replications(documents)
+    assert mean["intervals_of"] == "sampling"
+    assert mean["slo"]["probability"] is None
+    loaded = base.with_values({"workload.arrivals": {"process": "poisson", "request_rate": 0.2}})
+    planned = plan(loaded, rate=0.1, vary={"hardware.tensor_parallel": [1]}, requests=30, replications=1, jobs=1)
+    assert planned.document["best"]["probability"] is None
+    assert NO_INTERVAL in planned.document["notes"]
+
+
+def test_a_measured_run_of_an_assumed_engine_gives_its_figures_intervals(tmp_path):
+    base = plain_scenario("llama-3.1-8b", "h100-sxm", 1000, 200, 160, engine={"framework": "generic"})
+    base = base.with_values({"workload.arrivals": LOOP})
+    file = result_file(tmp_path, simulate(base), backend="openai")
+    run = simulate(base, intervals=True, measured=[file])
+    assert run.document["intervals"]["mean_tpot_ms"]
+    assert NO_INTERVAL not in run.document["notes"]
