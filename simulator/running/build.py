@@ -51,6 +51,7 @@ from simulator.speculation.proposal import input_slots, proposal
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
+from simulator.workload.generate import usual_tokens
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
 """Recent timing models, latest first, so that the runs of a study share recorded prices. The search is linear, because
@@ -398,6 +399,7 @@ class _Replica:
             "max_num_seqs": engine.max_num_seqs,
             "drafted": drafting.drafted,
             "max_context": engine.max_model_len or self.architecture.max_position or 0,
+            "usual_tokens": usual_tokens(self.scenario.workload) if target.windowed_kv_bytes else 0.0,
         }
         try:
             memory = timing.plan_memory(target, drafter, **limits)
@@ -461,6 +463,7 @@ class _Replica:
             batch_wait_steps=engine.batch_wait_timeout_iters,
             batch_wait_tokens=engine.batch_wait_max_tokens_ratio * engine.max_num_batched_tokens,
             schedules_ahead=framework.schedules_ahead,
+            reserve_full_isl=engine.scheduler_reserve_full_isl,
             scheduler_steps=engine.num_scheduler_steps,
             recv_interval=engine.scheduler_recv_interval,
         )

@@ -40,7 +40,7 @@ def with_defaults(
         chip = load_chip(hardware.chip)
         if "framework" not in known:
             framework = FRAMEWORKS.get(chip.vendor, framework)
-    defaults = engine_defaults(framework, chip, engine.entry_point)
+    defaults = engine_defaults(framework, chip, engine.entry_point, engine.release)
     if not defaults and framework == engine.framework:
         return engine
     defaults = {**defaults, "framework": framework}
@@ -49,6 +49,9 @@ def with_defaults(
         several = hardware.pipeline_parallel > 1 and not scheduler.pipelines
         if several or (engine.preemption == "swap" and not scheduler.swaps):
             defaults.pop("scheduler")  # vLLM's, which can
+    chosen = engine.scheduler if "scheduler" in known else defaults.get("scheduler", engine.scheduler)
+    if "vllm" not in SCHEDULERS[chosen].flags:
+        defaults.pop("scheduler_reserve_full_isl", None)
     if chip is not None and load_framework(framework).kv_share_of == "static":
         given = "max_num_batched_tokens" in known
         tokens = engine.max_num_batched_tokens if given else defaults["max_num_batched_tokens"]

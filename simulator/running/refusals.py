@@ -244,6 +244,9 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
                 "engine.scheduler_recv_interval: SGLang looks for requests before every step with pipeline stages and "
                 "attention groups; remove it"
             )
+    if engine.scheduler_reserve_full_isl and "vllm" not in engine.rules.flags:
+        field = "engine.scheduler_reserve_full_isl"
+        raise ForerunError(f"{field}: of vLLM's scheduler (got engine.scheduler: {engine.scheduler}); remove it")
     if (engine.batch_wait_timeout_iters > 0) != (engine.batch_wait_max_tokens_ratio > 0):
         raise ForerunError(
             "engine.batch_wait_timeout_iters: limits the wait of prompts for batch_wait_max_tokens_ratio of "

@@ -49,6 +49,9 @@ class EngineConfig(Section):
     """A measured block count; overrides the estimate from memory."""
     kv_watermark: Share = 0.0
     """Share of the blocks that admission leaves free (vLLM V1 has none; V0 kept 0.01)."""
+    scheduler_reserve_full_isl: bool = False
+    """vLLM: True if a request joins the batch only when free blocks hold its whole prompt, not just its first chunk.
+    Default: True under vLLM from 0.19 on."""
     enable_chunked_prefill: bool = True
     """True if a prompt may be computed in parts over several steps."""
     enable_prefix_caching: bool = True

@@ -41,6 +41,8 @@ class EngineLimits:
     batch_wait_steps: int = 0
     """Maximum steps that prompts wait until the batch has ``batch_wait_tokens`` tokens."""
     batch_wait_tokens: float = 0.0
+    reserve_full_isl: bool = False
+    """True if a request joins the batch only when free blocks hold its whole prompt."""
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
     cache; 0 = one block's."""

@@ -81,10 +81,15 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
         and not load_architecture(scenario.model).parameters().expert
     ):
         remarks.append("vLLM's data parallel groups of a dense model share nothing, as hardware.replicas")
+    reserves, no = (
+        "scheduler_reserve_full_isl" in chosen_fields(fields),
+        "no-" * (not fields.scheduler_reserve_full_isl),
+    )
     config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
     values = {
         "checkpoint": checkpoint_name(scenario),
         "scheduler": list(scheduler or ()),
+        "full_isl": f"--{no}scheduler-reserve-full-isl" if reserves else None,
         "quantisation": quantisation(scenario, engine, remarks),
         "kv_dtype": _kv_dtype(scenario, engine, remarks, ("bf16", "fp16")),
         "tp_size": hardware.tensor_parallel * hardware.attention_data_parallel,

@@ -17,6 +17,7 @@ from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import MoeMlp
 from simulator.llm.mixers import CompressedAttention, SelectiveAttention
+from simulator.timing.releases import reaches
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
 """Single-machine engines."""
@@ -362,14 +363,18 @@ def older_sets(name: str) -> list[str]:
     return [one for one in known if one != name and re.fullmatch(rf"{engine}-[\d.]+", one)]
 
 
-def engine_defaults(name: str, chip: Chip | None = None, entry_point: str = "server") -> dict[str, Any]:
-    """Fields of ``engine`` in which a framework's defaults on a chip differ from a scenario's; empty for an unknown
+def engine_defaults(
+    name: str, chip: Chip | None = None, entry_point: str = "server", release: str | None = None
+) -> dict[str, Any]:
+    """Fields of ``engine`` in which a release's defaults on a chip differ from a scenario's; empty for an unknown
     framework."""
     fields = dict(packaged("simulator.timing", "frameworks.yaml").get(name, {}).get("engine_defaults", {}))
     gib = 0.0 if chip is None else chip.memory.capacity_bytes / 2**30
     for other in map(dict, fields.pop("where", ())):
         named = chip is not None and other.pop("but", " ") in chip.name
-        if other.pop("from_gib", 0) <= gib and not named and other.pop("entry_point", entry_point) == entry_point:
+        known = reaches(name, release, other.pop("since", "0"))
+        here = other.pop("entry_point", entry_point) == entry_point
+        if other.pop("from_gib", 0) <= gib and not named and known and here:
             fields |= other
     return fields
 

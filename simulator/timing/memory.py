@@ -178,6 +178,7 @@ def plan_memory(
     max_num_seqs: int | None = None,
     drafted: int = 0,
     max_context: int = 0,
+    usual_tokens: float = 0.0,
 ) -> MemoryPlan:
     """Blocks of ``block_size`` tokens that fit in ``gpu_memory_utilization`` of each chip's memory.
 
@@ -193,6 +194,7 @@ def plan_memory(
         max_num_seqs: maximum running sequences, for the windows and states that they store; default ``max_sampled``.
         drafted: draft tokens that a step verifies; a recurrent state is stored after each one, for rollback.
         max_context: longest context, for attention scores without FlashAttention.
+        usual_tokens: tokens of a usual running sequence, by which layers with and without a window share the memory.
 
     Raises:
         DoesNotFit: weights and activations leave no memory for a single block.
@@ -209,6 +211,7 @@ def plan_memory(
             max_num_seqs=max_sampled if max_num_seqs is None else max_num_seqs,
             drafted=drafted,
             max_context=max_context,
+            usual_tokens=usual_tokens,
         )
         for stage in (deployment.homes if deployment.other_devices else deployment.stages(pipeline_parallel))
     ]
@@ -299,6 +302,7 @@ def _plan_stage(
     max_num_seqs: int,
     drafted: int,
     max_context: int,
+    usual_tokens: float,
 ) -> MemoryPlan:
     """Memory plan of one pipeline stage, with the number of blocks that the stage alone would allow."""
     budget = gpu_memory_utilization * deployment.chip.memory.capacity_bytes
@@ -320,7 +324,7 @@ def _plan_stage(
         page = hybrid.caching_groups * hybrid.group_bytes + (draft.kv_bytes_per_token if draft else 0.0) * page_tokens
     left -= states
     used = weights + draft_weights + activations + states
-    left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size)
+    left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size, usual_tokens)
     pages = (int(left // page) if page else ANY) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         pages = num_kv_blocks * block_size // page_tokens
@@ -356,13 +360,19 @@ def _plan_stage(
 
 
 def window_bytes(
-    deployment: Deployment, left: float, per_token: float, max_tokens: int, max_num_seqs: int, block_size: int
+    deployment: Deployment,
+    left: float,
+    per_token: float,
+    max_tokens: int,
+    max_num_seqs: int,
+    block_size: int,
+    usual_tokens: float = 0.0,
 ) -> float:
     """KV bytes on one chip reserved for layers with a window.
 
     The maximum number of sequences counts. Every sequence stores its window and a partly filled block; the step's new
-    tokens are stored until the step ends. The result is at most the windows' share for sequences exactly as long as the
-    widest window: shorter contexts drop no tokens, so they get as many blocks as without windows.
+    tokens are stored until the step ends. The result is at most the windows' share for sequences of ``usual_tokens``,
+    at least the widest window: shorter contexts drop no tokens, so they get as many blocks as without windows.
 
     Args:
         deployment: the model.
@@ -371,14 +381,15 @@ def window_bytes(
         max_tokens: maximum tokens of a step.
         max_num_seqs: maximum running sequences.
         block_size: tokens of a block.
+        usual_tokens: tokens of a usual running sequence.
     """
     windows = deployment.windowed_kv_bytes
     if not windows or left <= 0:
         return 0.0
-    widest = max(window for window, _ in windows)
+    longest = max(usual_tokens, *(window for window, _ in windows))
     sequence = sum(size * (window + block_size) for window, size in windows)
     step = min(max_tokens * sum(size for _, size in windows), 0.5 * left)
-    share = left * sequence / (sequence + per_token * (widest + block_size))
+    share = left * sequence / (sequence + per_token * (longest + block_size))
     return float(min(max_num_seqs * sequence + step, share, left - per_token * block_size))
 
 

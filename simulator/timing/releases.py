@@ -87,6 +87,20 @@ def framework_of_version(framework: str, version: str | None) -> str:
     return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
 
 
+def reaches(framework: str, release: str | None, first: str) -> bool:
+    """True if a build is ``first`` or newer. A framework without a release is that of its name, else the latest fitted
+    one; a build without a number is the newest.
+
+    >>> reaches("vllm", None, "0.19"), reaches("vllm-0.11", None, "0.12"), reaches("vllm", "nightly", "0.27")
+    (True, False, True)
+    """
+    engine, _, own = framework.partition("-")
+    fitted = packaged("simulator.timing", "releases.yaml")["engines"].get(engine, {"fitted": [own or "0"]})["fitted"]
+    build = release or own or fitted[-1]
+    numbers = release_numbers(build) or release_of_month(engine, build)
+    return numbers is None or numbers >= (release_numbers(first) or ())
+
+
 def _is_young(month: object, published: object) -> bool:
     """True if a build of this month appeared less than ``TUNING`` months after the model."""
     return published is not None and _month(str(month)) < _month(str(published)) + TUNING

@@ -106,6 +106,12 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
     return stream
 
 
+def usual_tokens(workload: WorkloadConfig) -> float:
+    """Mean tokens of a running sequence, to whole hundreds: prompt and half of the output, weighted by the output."""
+    stream = generate_requests(workload, 0)
+    return float(round(np.average(stream.input_tokens + stream.output_tokens / 2, weights=stream.output_tokens), -2))
+
+
 def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     arrivals_rng, input_rng, output_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
     if workload.trace is not None:

@@ -212,8 +212,8 @@ def _refuse(scenario: Scenario) -> None:
 
 
 def kept_build(scenario: Scenario) -> Build:
-    """Build of a scenario; cached for later scenarios that differ only in workload or SLO."""
-    key = _key(scenario.model_dump(exclude={"workload", "slo"}))
+    """Build of a scenario; cached for later scenarios that differ only in arrivals or SLO."""
+    key = _key(scenario.model_dump(exclude={"workload": {"arrivals"}, "slo": True}))
     return _BUILDS.get(key, lambda: build_run(scenario))
 
 

@@ -48,6 +48,7 @@ LINES = {
         "hardware.expert_parallel": 4,
         "hardware.replicas": None,
     },
+    f"{QWEN} --no-scheduler-reserve-full-isl": {"engine.scheduler_reserve_full_isl": False},
     f"{QWEN} --data-parallel-size 4": {"hardware.replicas": 4, "hardware.attention_data_parallel": None},
     f"{QWEN} --quantization fp8": {"weights_dtype": "fp8"},
     "vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8": {"model": "Qwen/Qwen3-32B-FP8", "weights_dtype": None},

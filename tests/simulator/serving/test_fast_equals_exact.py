@@ -63,6 +63,7 @@ def limits(draw, stream, query_len):
         watermark_blocks=watermark,
         max_model_len=draw(st.sampled_from([300, 10_000])),
         chunked_prefill=draw(st.booleans()),
+        reserve_full_isl=draw(st.booleans()),
         query_len=query_len,
         lookahead_tokens=query_len - 1,
         draft_slots=slots,

@@ -185,6 +185,25 @@ def test_rule_a_drafter_that_lengthens_the_batch_takes_slots_of_the_budget():
     assert step(engine) == ({}, [0, 1])
 
 
+def test_rule_a_prompt_joins_when_all_of_it_fits():
+    """[manager] v0.19 to v0.27, ``full_sequence_must_fit``: a first chunk that fits is not enough."""
+    for whole, chunks in ((False, {1: 7}), (True, {})):
+        engine = scheduler(num_blocks=10, max_num_batched_tokens=8, reserve_full_isl=whole)
+        add(engine, (8, 9), (32, 2))
+        assert step(engine)[0] == {0: 8}
+        assert step(engine) == (chunks, [0]), "3 of 10 blocks are taken and the second prompt needs 8"
+    add(engine := scheduler(num_blocks=8, max_num_batched_tokens=8, reserve_full_isl=True), (32, 1))
+    assert [step(engine)[0] for _ in range(4)] == [{0: 8}] * 4, "alone it may fill the cache"
+
+
+def test_a_cached_prefix_in_use_counts_once_towards_a_whole_prompt():
+    cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3], [1, 2, 4]], 4), 4, [12, 13])
+    engine = scheduler(cache, num_blocks=6, max_num_batched_tokens=12, reserve_full_isl=True)
+    add(engine, (12, 3), (13, 1))
+    step(engine)
+    assert step(engine) == ({1: 5}, [0]), "two of its four blocks are the first one's"
+
+
 def test_rule_the_watermark_holds_back_admission_only():
     """V0's watermark: new requests leave these blocks free, running ones may take them."""
     engine = scheduler(num_blocks=6, watermark_blocks=2)

@@ -195,6 +195,16 @@ class TestWindows:
         left = 0.2 * GB
         assert window_bytes(self.ONE, left, self.SIZE, 1, 10**6, 16) == pytest.approx(left / 2)
 
+    @pytest.mark.parametrize("tokens", [144, 1424, 14384])
+    def test_longer_sequences_leave_the_windows_less(self, tokens):
+        """As many windows as sequences of that length fit beside them, so that neither kind of layer wants for memory.
+
+        Half of the layers each: windows take (128 + 16) / (tokens + 16) of what the other layers do.
+        """
+        left = 0.2 * GB
+        result = window_bytes(self.ONE, left, self.SIZE, 1, 10**6, 16, tokens)
+        assert result / (left - result) == pytest.approx((128 + 16) / (tokens + 16))
+
     @pytest.mark.parametrize("seqs", [16, 64, 256])
     def test_short_contexts_have_the_blocks_that_they_would_have_without_windows(self, seqs):
         """Of gemma-3-27b 52 layers of 62 keep 1,024 tokens: 20 GB hold 2,500 blocks of all layers, not 80."""

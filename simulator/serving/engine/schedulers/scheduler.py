@@ -67,6 +67,8 @@ class Scheduler:
     _slots: cython.longlong
     """Extra tokens of the budget that each sequence of a step takes for the drafter's first pass."""
     _chunked: cython.bint
+    _whole_prompts: cython.bint
+    """True if admission needs free blocks for a whole prompt, not for its first chunk."""
     _batch_wait: cython.longlong
     """Maximum steps that waiting prompts are held so that more prompts join them."""
     _waited: cython.longlong
@@ -98,6 +100,7 @@ class Scheduler:
         self._budget = limits.max_num_batched_tokens
         self._slots = limits.draft_slots
         self._chunked = limits.chunked_prefill
+        self._whole_prompts = limits.reserve_full_isl
         self._reserved = limits.query_len + limits.lookahead_tokens
         self._batch_wait = limits.batch_wait_steps
         self._waited = 0
@@ -415,6 +418,7 @@ class Scheduler:
         in_use: cython.longlong = 0
         chunk: cython.longlong
         blocks: cython.longlong
+        needed: cython.longlong
         hash_blocks: cython.longlong = 0
         if self.ready or self.swapped:
             budget = self._resume(plan, budget)
@@ -432,7 +436,8 @@ class Scheduler:
             chunk = min(known - cached, budget - self._slots)
             blocks = self._blocks(cached + chunk)
             available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
-            if self._used() + blocks - in_use > available:
+            needed = self._blocks(known) if self._whole_prompts else blocks
+            if self._used() + needed - in_use > available:
                 break
             self.waiting.popleft()
             self._start(sequence, hash_blocks, cached, blocks)
