@@ -331,6 +331,16 @@ class Link(Group):
     topology: Topology
     in_network_reduction: bool = False
     """True if the switch can add (NVLink SHARP)."""
+    network: bool = False
+    """True if messages leave the server, so that no chip reads another's memory (no direct all-reduce)."""
+    server: "Link | None" = None
+    """Link between the chips of one server, if a network joins servers of several chips."""
+    server_chips: Count = 1
+    """Number of chips of one server."""
+
+    def between_groups(self, chips: int) -> "Link":
+        """Link between chips of equal rank in groups of ``chips`` neighbours."""
+        return self.model_copy(update={"server_chips": max(1, self.server_chips // chips)}) if self.server else self
 
 
 def read_kernel_sets(value: object) -> dict[str, dict[str, dict[str, FamilyParameters]]]:

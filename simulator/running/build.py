@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import simulator.timing as timing
 from forerun.errors import at_field
-from hwprofiles import Chip, KernelLibrary, dtype_bytes, load_chip, load_link, weakest
+from hwprofiles import Chip, KernelLibrary, Link, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
 from simulator.llm.load import readable_checkpoint
 from simulator.running.assumptions import Assumptions, Factors
@@ -49,7 +49,7 @@ from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_le
 from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import input_slots, proposal
 from simulator.timing.framework import Framework
-from simulator.timing.hardware_config import LayerShare
+from simulator.timing.hardware_config import SERVER_CHIPS, LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 from simulator.workload.generate import usual_tokens
 
@@ -60,8 +60,6 @@ EXTRAPOLATED = "extrapolated"
 HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
 """True for frameworks whose prefill engine delivers the first token. In vLLM, the decode engine computes the last
 prompt token again instead ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
-SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
-"""Number of GPUs that one server's link connects (HGX, DGX, OAM baseboards), and chips whose link spans a rack."""
 NOTED_PADDING = 1.05
 """Minimum slowdown, from padding to captured sizes, of a step without draft tokens at which a note reports it."""
 
@@ -278,7 +276,6 @@ class _Replica:
         if hardware.power_limit_w is not None:
             with at_field("hardware.power_limit_w"):
                 chip = chip.at_power_limit(hardware.power_limit_w)
-        link_name = hardware.link or chip.links.scale_up
         framework = self._framework(chip)
         kernels = self._kernels(chip, framework)
         others = []
@@ -296,7 +293,7 @@ class _Replica:
             architecture=self.architecture,
             chip=chip,
             kernels=kernels,
-            link=self.assumed.link(link_name, "hardware.link") if link_name else None,
+            link=self._link(chip),
             framework=framework,
             tensor_parallel=hardware.tensor_parallel,
             weight_dtypes=self.weight_dtypes,
@@ -305,6 +302,17 @@ class _Replica:
             expert_parallel=hardware.expert_parallel,
             attention_data_parallel=hardware.attention_data_parallel,
             expert_routing=hardware.expert_routing or self.architecture.expert_routing or "uniform",
+        )
+
+    def _link(self, chip: Chip) -> Link | None:
+        """Link between the chips of a stage; a network joins servers whose chips keep their own link."""
+        name = self.hardware.link or self.hardware.default_link(chip)
+        link = self.assumed.link(name, "hardware.link") if name else None
+        inner = chip.links.scale_up
+        if link is None or not link.network or inner in (None, name) or self.hardware.chips_per_stage <= SERVER_CHIPS:
+            return link
+        return link.model_copy(
+            update={"server": self.assumed.link(inner, "hardware.link"), "server_chips": SERVER_CHIPS}
         )
 
     def _framework(self, chip: Chip) -> Framework:
@@ -424,6 +432,8 @@ class _Replica:
         largest_step: int,
     ) -> timing.ModelTimer:
         stages, between = self.hardware.pipeline_parallel, self.hardware.pipeline_link
+        if between is None and self.hardware.link is None:
+            between = self.hardware.default_link(target.chip, stages)
         if groups:
             return timing.ModelTimer(groups.timer(timing.step_timer(target, largest_step)), drafter)
         if stages == 1 or target.other_devices:
@@ -545,19 +555,13 @@ class _Replica:
                 f"hardware: {groups} attention groups of {each} chips are {groups * each} chips; SGLang's --tp-size "
                 f"{each} counts all chips: with --dp-size {groups} it is tensor_parallel: {max(1, each // groups)}"
             )
-        linked = hardware.chips_per_stage * hardware.speculative_parallel
-        stages = hardware.pipeline_parallel
-        if linked <= SERVER_CHIPS < linked * stages and hardware.pipeline_link is None and _in_servers(pool.chip):
+        network = hardware.default_link(pool.chip, hardware.pipeline_parallel)
+        named = hardware.link or (hardware.pipeline_link if hardware.default_link(pool.chip) != network else None)
+        if network != pool.chip.links.scale_up and named is None:
             yield (
-                f"hardware: {stages} stages of {linked} chips are more than one server of {SERVER_CHIPS} x "
-                f"{pool.chip.name}, and what they hand on is priced on {hardware.link or pool.chip.links.scale_up}; "
-                f"hardware.pipeline_link names another link, such as {pool.chip.links.scale_out or 'infiniband-ndr'}"
-            )
-        if linked > SERVER_CHIPS and hardware.link is None and _in_servers(pool.chip):
-            yield (
-                f"hardware: {linked} chips are priced on {pool.chip.links.scale_up}, the link inside one server, and a "
-                f"server has {SERVER_CHIPS} x {pool.chip.name}; hardware.link names another link, such as "
-                f"{pool.chip.links.scale_out or 'infiniband-ndr'}"
+                f"hardware: {hardware.chips_per_replica * hardware.speculative_parallel} chips are more than one "
+                f"server of {SERVER_CHIPS} x {pool.chip.name}: servers are taken as joined by {network}, with "
+                f"{pool.chip.links.scale_up} inside; hardware.link names another link"
             )
         if hardware.layers_on or hardware.tensor_chips:
             yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
@@ -587,11 +591,6 @@ def _used_lately(timer: timing.ModelTimer) -> timing.ModelTimer:
             return known
     _LATELY.appendleft(timer)
     return timer
-
-
-def _in_servers(chip: Chip) -> bool:
-    """True if the link between chips ends at the server, as for NVIDIA and AMD chips without rack-scale links."""
-    return chip.kind == "gpu-datacenter" and chip.vendor in ("nvidia", "amd") and not chip.name.startswith(RACK_SCALE)
 
 
 def _of_one_group(scenario: Scenario) -> Scenario:

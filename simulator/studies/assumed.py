@@ -137,7 +137,7 @@ def _chips_of_replica(scenario: Scenario) -> int:
 
 def _link(scenario: Scenario) -> list[AssumedParameter]:
     hardware = scenario.hardware
-    name = hardware.link or load_chip(hardware.chip).links.scale_up
+    name = hardware.link or hardware.default_link(load_chip(hardware.chip))
     if name is None or _chips_of_replica(scenario) == 1:
         return []
     link = load_link(name)

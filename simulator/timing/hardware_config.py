@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from forerun.types import PositiveInt, Replicas, Section
-from hwprofiles import systems
+from hwprofiles import Chip, systems
+
+SERVER_CHIPS, RACK_SCALE = 8, ("gh200", "gb200", "gb300", "rubin")
+"""GPUs that one server's link connects (HGX, DGX, OAM baseboards), and prefixes of chips whose link spans a rack."""
 
 Chips = Annotated[int, Field(gt=0, le=4096)]
 """Number of chips along one dimension of parallelism; bounded because tables grow with it."""
@@ -61,9 +64,12 @@ class HardwareConfig(Section):
     """Board power limit of every chip (``nvidia-smi -pl``), in watts. A limit lowers clocks and so compute; memory
     bandwidth hardly falls. Default: the chip's TDP."""
     link: str | None = None
-    """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link."""
+    """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link, or the
+    network between servers (its scale-out link) if a stage has more chips than a server. Chips of one server keep the
+    scale-up link under a network."""
     pipeline_link: str | None = None
-    """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage."""
+    """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage, or the
+    network between servers if all stages have more chips than a server."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,6 +94,14 @@ class HardwareConfig(Section):
         if len(experts) > 1 or any(share.layers is None for share in experts):
             raise ValueError("layers_on: give part: experts once, with how many layers' experts run there")
         return self
+
+    def default_link(self, chip: Chip, stages: int = 1) -> str | None:
+        """Name of the link between the chips of ``stages`` stages if the scenario names none."""
+        server = chip.kind == "gpu-datacenter" and chip.vendor in ("nvidia", "amd")
+        if not server or chip.name.startswith(RACK_SCALE):
+            return chip.links.scale_up
+        linked = self.chips_per_stage * self.speculative_parallel * stages
+        return chip.links.scale_up if linked <= SERVER_CHIPS else chip.links.scale_out or "infiniband-ndr"
 
     @property
     def chips_per_stage(self) -> int:

@@ -645,6 +645,8 @@ def shared_expert_calls(deployment: Deployment, mlp: MoeMlp, tokens: IntArray) -
         width = mlp.expert_width(deployment.architecture.hidden_size)
         message = {"message_bytes": tokens * width * ACTIVATION_BYTES}
         world = {"world_size": deployment.attention_data_parallel}
+        if deployment.link is not None:
+            link = {"link": deployment.link.between_groups(deployment.tensor_parallel)}
         yield Call("expert dispatch", "collective", {"op": "all_gather"} | message | world | link)
         yield Call("expert combine", "collective", {"op": "reduce_scatter"} | message | world | link)
 

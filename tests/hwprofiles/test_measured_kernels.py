@@ -6,7 +6,7 @@ import csv
 import numpy as np
 import pytest
 
-from hwprofiles import AttentionShape, KernelLibrary
+from hwprofiles import AttentionShape, KernelLibrary, load_link
 from simulator.replay import Split, replay_kernels
 from traces.kernels import read_kernels
 from validation import tables as tables  # lets read_kernels read them
@@ -49,6 +49,39 @@ def test_nccl_collectives_of_a_megabyte_and_more(shared_data, chip, version):
             errors.append(replay_kernels(table, kernels, where=where).overall.mape)
             assert errors[-1] < 12, (op, chips)
     assert np.mean(errors) < 8
+
+
+@pytest.mark.parametrize(
+    ("chips", "measured_us"),
+    [
+        (2, {1 << 10: 30.6, 1 << 14: 40.3, 1 << 16: 52.0, 1 << 18: 68.4, 1 << 20: 93.7}),
+        (16, {1 << 10: 43.7, 1 << 14: 53.7, 1 << 16: 65.5, 1 << 18: 63.4, 1 << 20: 77.2, 1 << 25: 277.0, 1 << 26: 461}),
+    ],
+)
+def test_all_reduce_between_two_servers(chips, measured_us):
+    """nccl-tests, NCCL 2.30, H200 of two servers over 400 Gb/s RoCE: one chip of each, and eight of each."""
+    network = load_link("ethernet-400g")
+    if chips > 2:
+        network = network.model_copy(update={"server": load_link("nvlink4"), "server_chips": chips // 2})
+    times = [KernelLibrary("h200-sxm").collective("all_reduce", size, chips, network) for size in measured_us]
+    errors = [time.seconds / (us * 1e-6) - 1 for time, us in zip(times, measured_us.values(), strict=True)]
+    assert np.mean(np.abs(errors)) < 0.11
+    assert np.max(np.abs(errors)) < 0.2
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])
+def test_servers_of_several_chips_share_their_network_adapters(op):
+    """Chips of one server keep its link; 16 chips of two servers are faster than 16 of a chip each, never faster than
+    what leaves the server."""
+    flat, inner = load_link("infiniband-ndr"), load_link("nvlink4")
+    both = flat.model_copy(update={"server": inner, "server_chips": 8})
+    kernels = KernelLibrary("h100-sxm", "vllm")
+    inside, inner_only, joined, alone = (
+        kernels.collective(op, 1 << 24, chips, link).seconds
+        for chips, link in ((8, both), (8, inner), (16, both), (16, flat))
+    )
+    assert inside == inner_only < joined <= alone
+    assert both.between_groups(8).server_chips == 1
 
 
 def test_tenstorrent_collectives(shared_data):

@@ -4,15 +4,19 @@ import pytest
 from scenario_parts import closed_loop, on_h100
 
 from simulator.running.build import build_run
+from simulator.running.run import simulate
 
 
 @pytest.mark.parametrize(
     ("hardware", "noted"),
     [
-        ({"chip": "h100-sxm", "tensor_parallel": 16}, "16 chips are priced on nvlink4"),
-        ({"chip": "mi300x", "tensor_parallel": 16}, "16 chips are priced on infinity-fabric"),
-        ({"chip": "h100-sxm", "tensor_parallel": 8, "attention_data_parallel": 2}, "16 chips are priced on nvlink4"),
-        ({"chip": "h100-sxm", "tensor_parallel": 8, "pipeline_parallel": 2}, "2 stages of 8 chips are more than one"),
+        (
+            {"chip": "h100-sxm", "tensor_parallel": 16},
+            "16 chips are more than one server of 8 x h100-sxm: servers are taken as joined by infiniband-ndr",
+        ),
+        ({"chip": "mi300x", "tensor_parallel": 16}, "taken as joined by ethernet-400g, with infinity-fabric inside"),
+        ({"chip": "h100-sxm", "tensor_parallel": 8, "attention_data_parallel": 2}, "taken as joined by infiniband-ndr"),
+        ({"chip": "h100-sxm", "tensor_parallel": 8, "pipeline_parallel": 2}, "taken as joined by infiniband-ndr"),
         (
             {"chip": "h100-sxm", "tensor_parallel": 8, "pipeline_parallel": 2, "pipeline_link": "infiniband-ndr"},
             None,
@@ -28,3 +32,15 @@ def test_more_chips_than_a_server_has_are_noted(hardware, noted):
     notes = [note for note in build.notes if note.startswith("hardware: ")]
     assert len(notes) == (noted is not None)
     assert noted is None or noted in notes[0]
+
+
+def test_tensor_parallelism_across_servers_costs_their_network():
+    """A step of DeepSeek-V3 on 16 H100 waits for 122 all-reduces of some 50 us each; nvlink4 has to be named."""
+    load = closed_loop(1, 1, 100, 10)
+    tpot_ms = {}
+    for link in (None, "infiniband-ndr", "nvlink4"):
+        hardware = {"chip": "h100-sxm", "tensor_parallel": 16} | ({"link": link} if link else {})
+        run = simulate(on_h100(load, model="deepseek-v3", weights_dtype="fp8", hardware=hardware))
+        tpot_ms[link] = run.summary["mean_tpot_ms"]
+    assert tpot_ms[None] == tpot_ms["infiniband-ndr"]
+    assert 122 * 0.035 < tpot_ms[None] - tpot_ms["nvlink4"] < 122 * 0.06
