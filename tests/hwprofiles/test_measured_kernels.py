@@ -6,7 +6,7 @@ import csv
 import numpy as np
 import pytest
 
-from hwprofiles import AttentionShape, KernelLibrary, load_link
+from hwprofiles import AttentionShape, KernelLibrary, load_chip, load_link
 from simulator.replay import Split, replay_kernels
 from traces.kernels import read_kernels
 from validation import tables as tables  # lets read_kernels read them
@@ -36,6 +36,28 @@ def test_held_out_shapes(shared_data, chip, table, library, where, limit):
     path = shared_data / "kernels" / "aiconfigurator" / chip.replace("-", "_") / f"{table}_perf.parquet"
     kernels = KernelLibrary({"a100-sxm": "a100-sxm-80gb"}.get(chip, chip), library)
     assert replay_kernels(read_kernels(path), kernels, SPLIT, where).overall.mape <= limit
+
+
+@pytest.mark.parametrize(
+    ("chip", "share", "measured_us"),
+    [
+        ("tpu-v7", 1 / 2, {(16, 8192, 8192): 43.3, (2048, 2048, 2048): 22.7, (8192, 8192, 8192): 1243.2}),
+        ("trainium3", 1 / 4, {(2048, 4096, 1024): 135.2, (4096, 4096, 4096): 927.6, (8192, 10240, 7168): 7908.8}),
+    ],
+)
+def test_products_of_systolic_arrays_fill_no_tile_anew(chip, share, measured_us):
+    """Device times of InferenceX, summer of 2026: a chiplet (half) of TPU7x, two of eight cores of Trainium3."""
+    whole = load_chip(chip)
+    peaks = {name: peak * share for name, peak in whole.compute.dense_flops_per_s.items()}
+    part = {"cores": round(whole.compute.cores * share), "dense_flops_per_s": peaks}
+    memory, on_chip = (
+        group.model_copy(update={"bandwidth_bytes_per_s": group.bandwidth_bytes_per_s * share})
+        for group in (whole.memory, whole.on_chip)
+    )
+    compute = whole.compute.model_copy(update=part)
+    kernels = KernelLibrary(whole.model_copy(update={"compute": compute, "memory": memory, "on_chip": on_chip}))
+    errors = [kernels.gemm(*sizes).seconds / (us * 1e-6) - 1 for sizes, us in measured_us.items()]
+    assert np.max(np.abs(errors)) < 0.2
 
 
 @pytest.mark.parametrize(("chip", "version"), [("h100-sxm", "2.29.2"), ("a100-sxm", "2.27.3"), ("h200-sxm", "2.29.2")])
