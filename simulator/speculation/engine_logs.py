@@ -22,7 +22,13 @@ import numpy as np
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
 from simulator.speculation.closed_form import expected_length
-from simulator.speculation.level_decay import AcceptanceFit, conditional_rates, fit_acceptance_lengths, fit_survival
+from simulator.speculation.level_decay import (
+    AcceptanceFit,
+    conditional_rates,
+    extended,
+    fit_acceptance_lengths,
+    fit_survival,
+)
 from traces.files import head, open_bytes, unpacked_bytes
 
 LARGEST_JSON_BYTES = 512 * 1024**2
@@ -468,7 +474,10 @@ def fit_acceptance(files: Sequence[str | Path]) -> Document:
     factors = rate_factors(logs[0]) if len(logs) == 1 else (1.0, 1.0)
     if fit is not None and fit.decay_identified:
         by_decay = {"alpha": round(fit.model.level, 4), "decay": round(fit.model.decay, 4)}
-        predicted = [_predicted(fit.model.conditional(tokens), factors) for tokens in range(1, PREDICTED + 1)]
+        rates = fit.model.conditional(PREDICTED)
+        if len(logs) == 1 and logs[0].per_position is not None:
+            rates = extended(conditional_rates(logs[0].per_position), PREDICTED, logs[0].num_drafts)
+        predicted = [_predicted(rates[:tokens], factors) for tokens in range(1, PREDICTED + 1)]
     return {
         "logs": [_log(log) for log in logs],
         "fit": None if fit is None else _goodness(fit),

@@ -117,6 +117,14 @@ def test_extension_keeps_what_was_measured_and_continues_its_decay(level, decay,
     assert_allclose(rates, model.conditional(8), rtol=2e-3)
 
 
+@pytest.mark.parametrize(("drafts", "levels"), [(None, True), (1e5, True), (100, False)])
+def test_the_loss_after_the_first_position_does_not_go_on(drafts, levels):
+    """A block drafter's rates level out after the first position; few drafts do not tell that from one law."""
+    rates = extended([0.90, 0.86, 0.86], 8, drafts)
+    assert (rates[-1] > 0.855) == levels
+    assert rates[-1] > 0.8
+
+
 def test_one_position_cannot_be_extended():
     with pytest.raises(ForerunError, match="two positions"):
         extended([0.7], 3)

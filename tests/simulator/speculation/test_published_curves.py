@@ -8,6 +8,7 @@ import pytest
 
 from forerun.errors import ForerunError
 from simulator.speculation import curve_names, fit_acceptance_lengths, load_curve
+from simulator.speculation.level_decay import conditional_rates, extended
 
 QWEN = {1: 1.93, 2: 2.73, 3: 3.39, 4: 3.97, 5: 4.41, 6: 4.8, 7: 5.04, 8: 5.21}
 """Qwen3.5-397B MTP, thinking on (InferenceX golden_al_distribution @843c625)."""
@@ -125,3 +126,25 @@ def test_a_wrong_name_is_one_line_with_the_nearest():
     with pytest.raises(ForerunError, match=r"did you mean 'eagle3-llama-3\.1-8b-mt-bench'") as error:
         load_curve("eagle3-llama-3.1-8b-mtbench")
     assert "\n" not in str(error.value)
+
+
+def test_rates_of_three_positions_continue_without_bias(shared_data):
+    """Rates per position of AMD's blog: known for three positions, continued to K = 5..8. Block drafters level out."""
+    found = defaultdict(list)
+    with (shared_data / "measured_2026" / "spec_amd_blog_per_position.csv").open() as file:
+        for row in csv.DictReader(file):
+            rates = [float(row[f"pos{i}_accept_rate"]) for i in range(15) if row[f"pos{i}_accept_rate"]]
+            name = (row["model"], row["method"], row["draft_model"], row["benchmark"])
+            found[name] = max(found[name], rates, key=len)
+    bias = defaultdict(list)
+    for (_, method, *_), measured in found.items():
+        if len(measured) >= 5:
+            deepest = min(8, len(measured))
+            survival = np.cumprod(extended(conditional_rates(measured[:3]), deepest))
+            lengths = (1 + np.cumsum(survival)) / (1 + np.cumsum(measured[:deepest]))
+            bias[method].append(100 * (lengths[4:] - 1).mean())
+    pooled = np.concatenate(list(bias.values()))
+    assert len(pooled) > 50
+    assert abs(pooled.mean()) < 0.5
+    assert abs(np.mean(bias["DFlash"])) < 1.0
+    assert np.abs(pooled).mean() < 0.8
