@@ -50,6 +50,45 @@ def test_a_prompt_that_would_not_end_beside_the_batch_waits(blocks):
     assert engine.used_blocks == 0
 
 
+@pytest.mark.parametrize(("steps", "share"), [(1, 0.7), (301, 0.399), (601, 0.098), (900, 0.098)])
+def test_less_and_less_is_kept_free_for_outputs_while_none_is_retracted(steps, share):
+    """0.7 at first, 0.14 of that after 600 decode steps (``new_token_ratio`` of v0.5.9).
+
+    Of one request 10,000 - ``steps`` tokens are to come when the second one, of 4 + 4 tokens, asks for a place.
+    """
+    coming = 10_000 - steps
+    needed = round(share * coming) + (4 + steps) + 8
+    for spare, admitted in ((-40, False), (40, True)):
+        engine = scheduler(max_num_batched_tokens=16, block_size=1, num_blocks=needed + spare)
+        add(engine, (4, 10_000))
+        for _ in range(steps):
+            step(engine)
+        add(engine, (4, 4), first=1)
+        assert (step(engine)[0] == {1: 4}) == admitted
+
+
+def test_a_retraction_raises_what_is_kept_free():
+    """To the share of the outputs that is generated, with 20 tokens for each request (``retract_decode`` of v0.5.9)."""
+    engine = scheduler(max_num_batched_tokens=64, block_size=1, num_blocks=640)
+    (first,) = add(engine, (10, 600))
+    for _ in range(200):
+        step(engine)
+    (second,) = add(engine, (10, 220), first=1)
+    for _ in range(220):
+        if step(engine) and engine.preempted == [second]:
+            break
+    assert engine.preempted == [second]
+    assert engine._ratio == pytest.approx((first.generated_tokens - 1 + 20) / 601)
+
+
+def test_a_busy_server_does_not_hold_requests_back_for_memory_that_it_has():
+    """A full batch needs 70 % of the memory, and 70 % of all outputs to come would not fit beside it."""
+    engine = {"framework": "sglang", "scheduler": "sglang", "num_kv_blocks": 3000}
+    workload = {"arrivals": {"process": "poisson", "request_rate": 30.0}}
+    run = simulate(plain_scenario(inputs=20, outputs=400, requests=1500, engine=engine, workload=workload), 0)
+    assert run.data["summary"]["p90_ttft_ms"] < 200
+
+
 def test_requests_are_looked_for_every_so_many_decode_steps():
     """A request that comes while others decode waits for the rest of the interval; beside nobody it does not."""
 

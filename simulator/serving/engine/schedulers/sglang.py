@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.schedulers.prefill_first import PrefillFirstScheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
 
-NEW_TOKEN_RATIO = 0.7
-"""Share of the output still to come that SGLang keeps room for (``SGLANG_INIT_NEW_TOKEN_RATIO``)."""
+NEW_TOKEN_RATIO, LEAST_SHARE, DECAY_STEPS, RETRACT_STEPS, GROUPS_SHARE = 0.7, 0.14, 600, 20, 0.3
+"""``SGLANG_INIT_NEW_TOKEN_RATIO``, ``_MIN_NEW_TOKEN_RATIO_FACTOR``, ``_NEW_TOKEN_RATIO_DECAY_STEPS`` and
+``_RETRACT_DECODE_STEPS`` of SGLang 0.5; conservativeness with attention groups (``server_args.py``)."""
 
 
 @cython.cclass
@@ -18,6 +21,14 @@ class SglangScheduler(PrefillFirstScheduler):
     with its defaults: ``chunked_prefill_size`` counts all prompts of a step, ``enable_mixed_chunk`` is off.
     """
 
+    _first_ratio: cython.double
+    _ratio: cython.double
+    """Share of the output still to come that admission keeps room for."""
+
+    def __init__(self, limits: Any, cache: Any, swap: Any = None) -> None:
+        PrefillFirstScheduler.__init__(self, limits, cache, swap)
+        self._first_ratio = self._ratio = NEW_TOKEN_RATIO * (GROUPS_SHARE if limits.groups > 1 else 1.0)
+
     @cython.ccall
     def _plan(self) -> StepPlan:
         """The prompt that was cut, then new prompts, until the budget is spent; else one decode step."""
@@ -26,6 +37,8 @@ class SglangScheduler(PrefillFirstScheduler):
         plan: StepPlan = StepPlan()
         budget: cython.longlong = self._budget
         position: cython.longlong = self.steady.count
+        if not self.running:
+            self._ratio = self._first_ratio
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
             position += 1
@@ -39,12 +52,43 @@ class SglangScheduler(PrefillFirstScheduler):
             budget -= tokens
         if not self.preempted:
             self._admit(plan, budget, not self._chunked)
-        return plan if plan.chunks else self._decode(plan)
+        if not plan.chunks:
+            self._decode(plan)
+            self._adapt()
+        return plan
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def repeat(self, plan: StepPlan) -> cython.bint:
+        """Repeat a decode step, and lower the share of outputs to keep room for."""
+        if not PrefillFirstScheduler.repeat(self, plan):
+            return False
+        self._adapt()
+        return True
+
+    @cython.cfunc
+    def _adapt(self) -> None:
+        """Lower ``new_token_ratio`` after a decode step; after a retraction, set it to the share of outputs generated.
+
+        Source: ``update_running_batch`` of scheduler.py and ``retract_decode`` of schedule_batch.py (v0.5.9).
+        """
+        sequence: Sequence
+        total: cython.longlong = 0
+        coming: cython.longlong = self.steady.left
+        if not self.preempted:
+            least: cython.double = self._first_ratio * LEAST_SHARE
+            self._ratio = max(least, self._ratio - (self._first_ratio - least) / DECAY_STEPS)
+            return
+        for sequence in self.running:
+            total += sequence.output_tokens
+        for sequence in self.running[self.steady.count :]:
+            coming += sequence.output_tokens - sequence.generated_tokens
+        self._ratio = min(1.0, (total - coming + RETRACT_STEPS * len(self.running)) / (total + 1))
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
-        """KV tokens to keep free under ``new_token_ratio``; 0 if the batch is empty.
+        """KV blocks to keep free under ``new_token_ratio``; 0 if the batch is empty.
 
         Source: ``add_one_req`` and ``rem_total_tokens`` of python/sglang/srt/managers/schedule_policy.py (v0.5).
         """
-        return self._blocks_to_come(sequence, blocks, NEW_TOKEN_RATIO) if self.running else 0
+        return self._blocks_to_come(sequence, blocks, self._ratio) if self.running else 0
