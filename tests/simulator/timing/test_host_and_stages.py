@@ -12,7 +12,8 @@ from test_drafters import made
 from timing_steps import arrays, decode, deployment, mixed
 
 from hwprofiles import load_link
-from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, stage_timers
+from simulator.llm import load_architecture
+from simulator.timing import HostDrafter, ModelTimer, PipelineTimer, StepTimer, load_framework, stage_timers
 from simulator.timing.engine import send_kernel
 
 PLAIN = {
@@ -181,3 +182,12 @@ class TestPipelines:
         with_it, without = pipeline(3, drafter=drafter).stage_seconds(work), pipeline(3).stage_seconds(work)
         assert with_it[:-1] == without[:-1]
         assert with_it[-1] - without[-1] == pytest.approx(1e-4 + 16e-5)
+
+
+@pytest.mark.parametrize(("model", "measured_ms"), [("qwen3-14b", 20.6), ("qwen3-0.6b", 10.0)])
+@pytest.mark.parametrize("framework", ["vllm", "vllm-0.11"])
+def test_eager_steps_take_as_long_as_their_launches(framework, model, measured_ms):
+    """Milliseconds a token under --enforce-eager: on an A100 (vllm#20469), of a small Qwen3 (torchtitan#2373)."""
+    launching, architecture = load_framework(framework), load_architecture(model)
+    assert 1e3 * launching.launches_s(architecture, "bf16", graphs=False) == pytest.approx(measured_ms, rel=0.2)
+    assert launching.launches_s(architecture, "bf16") < 0.25e-3 * measured_ms

@@ -205,8 +205,8 @@ def test_timers_of_other_kernels_share_nothing():
 
 
 def test_switching_graphs_off_makes_small_decode_steps_wait_for_launches():
-    """Llama-3.1-8B on an H100 with plain PyTorch: 8.4 ms a step reported, 5.1 in a graph."""
+    """Llama-3.1-8B on an H100 with plain PyTorch: 8.4 ms a step reported, 5.1 in a graph; vLLM's take longer."""
     captured, eager = (ModelTimer(StepTimer(deployment(cuda_graphs=on), 4096)) for on in (True, False))
     one = decode(1, 500, windows=captured.windows)
-    assert 0.0075 < eager.seconds(one) < 0.009
+    assert 0.0084 < eager.seconds(one) < 0.014
     assert eager.seconds(one) > 1.2 * captured.seconds(one)
