@@ -51,6 +51,7 @@ from simulator.speculation.proposal import input_slots, proposal
 from simulator.timing.framework import Framework
 from simulator.timing.hardware_config import SERVER_CHIPS, LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
+from simulator.timing.releases import reaches
 from simulator.workload.generate import usual_tokens
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
@@ -335,9 +336,10 @@ class _Replica:
     def _kernels(self, chip: Chip, framework: Framework) -> KernelLibrary:
         engine = self.engine
         marlin = engine.moe_backend == "marlin"
-        if engine.moe_backend == "auto" and engine.framework == "vllm":
-            native = chip.compute.multiplies_fp4
-            marlin = self.weight_dtypes["expert"] == "mxfp4" and chip.vendor == "nvidia" and not native
+        if engine.moe_backend == "auto" and framework.triton_experts:
+            hopper = chip.compute.asynchronous and reaches(engine.framework, engine.release, framework.triton_experts)
+            older = chip.vendor == "nvidia" and not (chip.compute.multiplies_fp4 or hopper)
+            marlin = self.weight_dtypes["expert"] == "mxfp4" and older
         return self.assumed.kernels(
             chip,
             "-".join(filter(None, (framework.kernel_library, engine.backend))),

@@ -93,9 +93,9 @@ class EngineConfig(Section):
     """Kernels of experts stored in 4 bits. ``marlin``: weight-only kernels that widen them to 16 bits. ``triton``: what
     the profile was fitted on for their format. ``mxfp8``: MXFP4 experts with activations in MXFP8, on chips with FP4
     arithmetic (vLLM's ``VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1``). ``auto``: those where TensorRT-LLM or SGLang run on
-    such chips; Marlin where vLLM runs MXFP4 experts on NVIDIA chips without FP4 arithmetic; else the profile's (vLLM
-    falls back to Marlin there without the package triton_kernels, vllm-project/vllm pull request 27523; the benchmark
-    results of two operators agree). The engine's log says which."""
+    such chips; Marlin where vLLM runs MXFP4 experts on NVIDIA chips before Hopper, and up to 0.11 on Hopper; else the
+    profile's (vLLM brings triton_kernels along since 0.12; InferenceX sets VLLM_MXFP4_USE_MARLIN=1). The engine's
+    log says which."""
     sampling: Literal["greedy", "top-p"] = "greedy"
     """``top-p``: every sequence's logits are sorted (top-p or top-k sampling). Many checkpoints' generation settings
     ask for it, and servers do it by default."""

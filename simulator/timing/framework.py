@@ -72,6 +72,8 @@ class Framework(BaseModel):
     """Host time outside captured graphs that routed experts add to a layer's launches."""
     eager_mxfp4_experts_s: float = Field(default=0.0, ge=0)
     """Same host time for MXFP4 experts: a single call selects, runs and sums experts."""
+    triton_experts: str | None = None
+    """Release from which MXFP4 experts run in Triton's kernels on Hopper; earlier ones run in Marlin kernels."""
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer with selective or compressed attention."""
     fp8_experts_s: dict[str, float] = Field(default_factory=dict)

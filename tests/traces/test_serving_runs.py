@@ -260,6 +260,7 @@ def test_rows_of_the_silicon_table_by_origin(tmp_path, row, seqs, inputs, output
         ("sglang,0.5.9,Qwen/Qwen3.5-397B-A17B,h200_sxm,fp8,agg,1000,500,16", 16384, (50, None)),
         ("sglang,0.5.9,deepseek-ai/DeepSeek-V3,h200_sxm,fp8,agg,1000,500,16", None, (None, None)),
         ("vllm,0.15.1,openai/gpt-oss-120b,b200_sxm,fp4,agg,1000,500,16", 8192, (None, None)),
+        ("vllm,0.18.0,openai/gpt-oss-120b,h200_sxm,fp4,agg,1000,500,16", 8192, (None, None)),
     ],
 )
 def test_rows_of_inferencex_have_the_options_of_its_launch_scripts(tmp_path, row, tokens, settings):
@@ -268,7 +269,8 @@ def test_rows_of_inferencex_have_the_options_of_its_launch_scripts(tmp_path, row
     (run,) = read_runs(written(tmp_path, f"{SILICON}a,{origin},{row},8,1,9,9\n", "s.csv"))
     intervals = (run.settings.get("engine.stream_interval"), run.settings.get("engine.scheduler_recv_interval"))
     assert (run.max_num_batched_tokens, intervals) == (tokens, settings)
-    assert ("engine.moe_backend" in run.settings) == ("gpt-oss" in row)
+    backend = {"b200": "mxfp8", "h200": "marlin"} if "gpt-oss" in row else {}
+    assert run.settings.get("engine.moe_backend") == next((backend[name] for name in backend if name in row), None)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ ENGINE_FRAMEWORKS = (
 GROUP_FRAMEWORKS = {"eagle3_t5": "vllm-2024"}
 """Groups whose source names an engine but no version. EAGLE-3 (2025-03-03) is older than the plan for trained heads in
 vLLM's V1 engine (vllm-project/vllm#14719, 2025-03-13), so its table 5 ran V0."""
+GROUP_ENGINES = {"gptoss_h200": {"moe_backend": "marlin"}}
+"""Settings of servers that InferenceX's scripts started (``inferencex_recipes.yaml``)."""
 RESEARCH = "transformers"
 """Framework of rows whose source ran its own PyTorch code."""
 CHAT_TOKENS = (128, 256)
@@ -152,6 +154,7 @@ def _closed_case(
             "num_kv_blocks": 10**6,
             "max_num_seqs": max(int(row.load), 8),
             "max_num_batched_tokens": max(8192, 128 * int(row.load)),
+            **GROUP_ENGINES.get(row.group, {}),
         },
         "workload": {"arrivals": {"process": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
     }

@@ -31,7 +31,7 @@ def inferencex_flags(
 ) -> dict[str, str]:
     """Options of InferenceX's launch script for a run (``inferencex_recipes.yaml``); names as its tables write them."""
     name, on = _ENGINES.get(engine or "", engine or ""), (model or "").rsplit("/", 1)[-1].lower()
-    row: dict[str, object] = {"gpu": (chip or "").lower().removesuffix("_sxm"), "weights": (weights or "").lower()}
+    row: dict[str, object] = {"gpu": re.split("[_-]", (chip or "").lower())[0], "weights": (weights or "").lower()}
     row |= {"tp": tensor or 1, "lengths": [*lengths]}
     flags: dict[str, str] = {}
     for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
@@ -94,8 +94,8 @@ def settings_of(flags: Mapping[str, str], groups: int | None) -> dict[str, objec
     """Scenario values of a server's streaming and look intervals, experts' kernels and waiting prompts. TensorRT-LLM's
     prompts do not wait in attention groups."""
     settings: dict[str, object] = {name: int(flags[flag]) for flag, name in _INTERVALS.items() if flag in flags}
-    if flags.get("moe-backend") == "mxfp8":
-        settings["engine.moe_backend"] = "mxfp8"
+    if flags.get("moe-backend") in ("mxfp8", "marlin"):
+        settings["engine.moe_backend"] = flags["moe-backend"]
     if "batch-wait-timeout-iters" in flags and not groups:
         settings["engine.batch_wait_timeout_iters"] = int(flags["batch-wait-timeout-iters"])
         settings["engine.batch_wait_max_tokens_ratio"] = float(flags["batch-wait-max-tokens-ratio"])

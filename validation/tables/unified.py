@@ -264,7 +264,7 @@ def _settings(cells: Cells, flags: dict[str, str], groups: int | None) -> dict[s
 
 def _recipe(cells: Cells) -> Mapping[str, str]:
     """Options of the launch script that a benchmark publishes apart from its results."""
-    if cells.text("source") != "inferencex" or _is_disaggregated(cells):
+    if not re.match(_SERVED["inferencex_scripts"], cells.text("source") or "") or _is_disaggregated(cells):
         return {}
     names = ("framework", "model", "gpu", "weight_precision")
     engine, model, chip, weights = (cells.text(name) for name in names)

@@ -24,7 +24,10 @@ def scenario(**engine):
 @pytest.mark.parametrize(
     ("chip", "framework", "backend", "like"),
     [
-        ("h200-sxm", "vllm", "auto", "int4"),
+        ("h200-sxm", "vllm", "auto", "mxfp4"),
+        ("h200-sxm", "vllm", "marlin", "int4"),
+        ("h200-sxm", "vllm-0.11", "auto", "int4"),
+        ("a100-sxm-80gb", "vllm", "auto", "int4"),
         ("h200-sxm", "vllm", "triton", "mxfp4"),
         ("h200-sxm", "trtllm", "auto", "mxfp4"),
         ("h200-sxm", "trtllm", "marlin", "int4"),
@@ -36,11 +39,21 @@ def test_kernels_by_engine_and_chip(chip, framework, backend, like):
     made = build_replica(
         scenario(framework=framework, moe_backend=backend).with_values({"hardware.chip": chip}), 0
     ).main.timer.target.deployment.kernels
-    plain = KernelLibrary(chip, framework)
+    plain = KernelLibrary(chip, framework.partition("-")[0])
     assert made.parameters("moe", "mxfp4") == plain.parameters("moe", like)
     shape = {"tokens": np.array([1, 64, 8192]), "num_experts": 128, "experts_per_token": 4, "hidden": 2880}
     shape |= {"intermediate": 2880, "dtype": "mxfp4"}
     assert np.array_equal(made.moe(**shape).bytes, plain.moe(**shape).bytes)
+
+
+@pytest.mark.parametrize(
+    ("framework", "release", "like"),
+    [("vllm", "0.11.1", "int4"), ("vllm-0.11", "0.11.1", "int4"), ("vllm-0.11", "0.12.0", "mxfp4"),
+     ("vllm", "0.19.0", "mxfp4")],
+)  # fmt: skip
+def test_vllm_has_tritons_kernels_on_hopper_since_it_brings_them_along(framework, release, like):
+    made = build_replica(scenario(framework=framework, release=release), 0).main.timer.target.deployment.kernels
+    assert made.parameters("moe", "mxfp4") == KernelLibrary("h200-sxm", "vllm").parameters("moe", like)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +117,13 @@ def test_corrections_go_with_the_fits_to_a_chip_without_any():
 
 
 def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
-    """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22;
+    """gpt-oss-120b on an H200, 64 at once: 32 ms with 64 requests, 43 ms with 2,560 (Nebius, vLLM 0.22, Marlin;
     GloriaXimingLu/inferencex-profiling @237385b). Nothing is fitted on that table but the law of expert popularity."""
     measured = {64: 32.0, 2560: 43.0}
     for requests, tpot_ms in measured.items():
-        run = simulate(scenario(enable_prefix_caching=False).with_values({"workload.num_requests": requests}))
+        run = simulate(
+            scenario(enable_prefix_caching=False, moe_backend="marlin").with_values({"workload.num_requests": requests})
+        )
         records = run.requests
         tpot = (records.finished_s - records.first_token_s) / (records.output_tokens - 1)
         assert tpot.mean() * 1e3 == pytest.approx(tpot_ms, rel=0.06)
