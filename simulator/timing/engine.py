@@ -89,8 +89,8 @@ class ModelTimer:
 
     def __post_init__(self) -> None:
         host = self.target.deployment.framework
-        ranks = self.target.deployment.tensor_parallel - 1
-        self._step_s, self._per_sequence_s = host.step_s + ranks * host.rank_s, host.per_sequence_s
+        several = self.target.deployment.tensor_parallel > 1
+        self._step_s, self._per_sequence_s = host.step_s + several * host.rank_s, host.per_sequence_s
         self._per_prompt_s, self._slots = host.per_prompt_s, host.slots if host.host_rows == "slots" else 0
         self._row_s, self._expands = host.scored_row_s, host.scores == "sequences"
         self._overlapped_s, self._overlapped_per_sequence_s = host.overlapped_s, host.overlapped_per_sequence_s

@@ -1,6 +1,7 @@
 """Rows of the validation page: what a table's error is, and what of a folder of measurements is left out, counted."""
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,11 @@ from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, KernelTime, load_chip
 from hwprofiles.correction import feature_matrix, feature_names
 from hwprofiles.library import LIBRARIES
+from simulator.replay.rerun import rerun
 from traces.kernels import words, write_kernels
 from validation.kernels import _evidence, measured_kernel_errors
-from validation.shipped import curve_errors, table_errors
+from validation.requests import base_scenario
+from validation.shipped import curve_errors, loop_runs, table_errors
 from validation.speculation import CurveScore, compare_published, load_published
 
 H100 = "h100-sxm"
@@ -112,3 +115,13 @@ def test_no_kernels_are_called_unfitted_whose_set_says_what_it_was_fitted_on(pro
         _, words = _evidence(KernelLibrary(match[3], match[4]), match[1], match[2] or "")
         assert words == "nothing" or row.fitted != "nothing", row.name
     assert checked > 100
+
+
+def test_loops_of_several_ranks_are_no_worse_than_those_of_one():
+    """Closed loops of TensorRT-LLM on H100: TPOT within 5 % in the mean, without a trend over tensor parallelism."""
+    errors = defaultdict(list)
+    for run in loop_runs():
+        predicted = rerun(run, base_scenario())["predicted"]["mean_tpot_ms"]
+        errors[run.tensor_parallel].append(predicted / run.measured["mean_tpot_ms"] - 1.0)
+    assert np.mean(np.abs(np.concatenate(list(errors.values())))) < 0.05
+    assert all(abs(np.mean(of_size)) < 0.03 for of_size in errors.values())

@@ -422,7 +422,7 @@ def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
     if "enable-expert-parallel" in flags and flags.get("data-parallel-size") == str(cells.count("n_gpus")):
         return cells.count("n_gpus")
     dp_attention = (cells.text("dp_attention") or "").lower()
-    if not dp_attention and (cells.several("dp") or 0) == (cells.count("n_gpus") or 1) > 1:
+    if not dp_attention and not _tt_demo(cells) and (cells.several("dp") or 0) == (cells.count("n_gpus") or 1) > 1:
         return cells.count("dp")
     alone = "enable-dp-attention" in flags and not cells.count("dp")
     return None if alone or dp_attention in ("", "false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
