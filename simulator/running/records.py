@@ -294,6 +294,8 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild], run
     requests = np.bincount(np.asarray(log.replica)[np.isfinite(log.finished_s)], minlength=count)
     prompts = np.bincount(prompt_by, weights=log.stream.input_tokens * np.isfinite(log.scheduled_s), minlength=count)
     hits = np.bincount(prompt_by, weights=log.cached_tokens, minlength=count)
+    chunks = np.asarray(log.stream.output_tokens - np.asarray(log.accepted_tokens)) * np.isfinite(log.finished_s)
+    streamed = np.bincount(np.asarray(log.replica), weights=chunks, minlength=count)
     return tuple(
         ReplicaUse(
             replica=index,
@@ -305,6 +307,9 @@ def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild], run
             prefix_hit_rate=ratio(hit, int(prompts[index])),
             peak_use=ratio(int(totals.peak_blocks[index]), pool.limits.num_blocks),
             busy=ratio(float(totals.seconds[index]), run_s),
+            api_server_busy=ratio(
+                pool.limits.api_server_busy_s(requests[index], prompts[index], streamed[index]), run_s
+            ),
         )
         for index, pool in enumerate(pools)
     )

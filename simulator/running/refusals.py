@@ -265,6 +265,8 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
             "engine.stream_interval: only servers of vLLM, SGLang and TensorRT-LLM stream several tokens at once; "
             "remove it"
         )
+    if engine.api_server_count > 1 and not (framework.startswith("vllm") and engine.entry_point == "server"):
+        raise ForerunError("engine.api_server_count: only vLLM's server has several API servers; remove it")
     if engine.backend is not None:
         backends = local_backends(load_chip(scenario.hardware.chip)) if framework == "llama.cpp" else ()
         if engine.backend not in backends:

@@ -35,7 +35,7 @@ from simulator.running.step_rows import DecodeSample, StepRows
 from simulator.serving import FULL_ROWS, KvCacheReport, RunLog, StepLog
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import PolicyFactory, window_note
-from simulator.timing import ModelTimer, load_framework
+from simulator.timing import ModelTimer
 from simulator.workload import RequestStream, generate_requests
 
 if TYPE_CHECKING:
@@ -318,8 +318,6 @@ def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport)
             f"engine.max_num_batched_tokens: {engine.max_num_batched_tokens} is below max_num_seqs "
             f"{engine.max_num_seqs}; vLLM refuses to start with this"
         )
-    if engine.stream_interval > 1 and not load_framework(engine.framework).overlapped_per_sequence_s:
-        yield f"engine.stream_interval changes nothing: under {engine.framework} steps do not wait for the server"
     if log.stage_open_s:
         idle = 1.0 - log.stage_busy_s / log.stage_open_s
         yield f"pipeline: stages stood idle {idle:.1%} of the time in which batches were in flight (bubbles)"

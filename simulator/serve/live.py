@@ -229,7 +229,12 @@ class LiveFleet:
         for sequence, had in before:
             if sequence.generated_tokens != had:
                 ended = sequence.generated_tokens >= sequence.output_tokens
-                self._out.append(Delivery(sequence.index, sequence.generated_tokens - had, engine.end, ended))
+                at_s = max(engine.end, engine.client_s)
+                delivery = Delivery(sequence.index, sequence.generated_tokens - had, at_s, ended)
+                if at_s > engine.end:
+                    self._env.call(self._out.append, delivery, at_s - engine.end)
+                else:
+                    self._out.append(delivery)
 
     def _step_to(self, to_s: float) -> None:
         env = self._env

@@ -74,6 +74,9 @@ class EngineConfig(Section):
     stream_interval: PositiveInt = 1
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
     TensorRT-LLM). The first token of an answer is sent alone. Divides the host's work per streamed token."""
+    api_server_count: PositiveInt = 1
+    """API servers in front of an engine (``--api-server-count`` of vLLM). They share the work on requests and streamed
+    tokens, as one server that is as many times as fast."""
     cuda_graphs: bool = True
     """True if steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
     cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)

@@ -32,6 +32,8 @@ class EngineLimits:
     """Seconds that the API server works on one request; it processes requests one after another."""
     tokenisation_per_token_s: float = 0.0
     """Seconds per prompt token that the API server adds to that work: tokenisation."""
+    streaming_s: float = 0.0
+    """Seconds that the API server works on the tokens of one request from one step, in the same queue as requests."""
     groups: int = 1
     """Attention groups that step together; the limits on sequences, tokens and blocks apply to each."""
     round_robin: bool = False
@@ -74,10 +76,16 @@ class EngineLimits:
         """Seconds that the API server works on a request, by its prompt tokens (a number or an array)."""
         return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
 
+    def api_server_busy_s(self, requests: Num, input_tokens: Num, chunks: Num) -> Num:
+        """Seconds that the API server works on requests with so many prompt tokens and streamed chunks in all."""
+        return (
+            self.api_server_work_s * requests + self.tokenisation_per_token_s * input_tokens + self.streaming_s * chunks
+        )
+
     @property
     def instant_api_server(self) -> bool:
         """True if the scheduler sees a request the moment it is sent."""
-        return not (self.api_server_s or self.api_server_work_s or self.tokenisation_per_token_s)
+        return not (self.api_server_s or self.api_server_work_s or self.tokenisation_per_token_s or self.streaming_s)
 
     def blocks(self, tokens: int) -> int:
         """KV blocks that ``tokens`` tokens of one sequence occupy."""

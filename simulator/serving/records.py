@@ -176,6 +176,8 @@ class ReplicaUse:
     peak_use: float | None
     busy: float | None
     """Share of the run spent in engine steps."""
+    api_server_busy: float | None = None
+    """Share of the run that its API servers worked on requests and streamed tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from simulator.serving.timeline import Timeline
 
 
-Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]"]
-"""Request numbers, the seconds at which the engine sees them, and a one-element counter of requests taken."""
+Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]", "memoryview[Any]"]
+"""Request numbers, the seconds at which the engine sees them, a one-element counter of requests taken, and the seconds
+that an API server which also streams works on each: times are then those of arrival, until it begins with a request."""
 
 
 class RequestSource(Protocol):
@@ -30,7 +31,12 @@ class RequestSource(Protocol):
     """All requests, the time at which each is seen (then infinity), and the count taken; None if not known in
     advance, or if requests depend on the end of others."""
     coming_s: array[float]
-    """One element: time in seconds at which the engine sees the next request sent; used where ``known`` is None."""
+    """One element: earliest time in seconds at which the engine may see another request; used where ``known`` is
+    None."""
+    sent_s: array[float]
+    """One element: time in seconds at which the next request that waits for the API server was sent; inf if none."""
+    free_s: array[float]
+    """One element: time in seconds at which the API server becomes idle."""
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that the engine has seen by ``now`` and did not take before, in order of arrival."""
@@ -38,8 +44,11 @@ class RequestSource(Protocol):
     def next_s(self) -> float:
         """Earliest time at which another request may arrive unannounced by an interrupt; inf if none is known."""
 
+    def join(self, now: float) -> None:
+        """Let the API server begin with the requests that it comes to by ``now``; tokens that come later go first."""
+
     def finished(self, request: int, now: float) -> None:
-        """Record that one of the replica's requests has ended."""
+        """Record that one of the replica's requests has ended: its client has the last token at ``now``."""
 
 
 class DueRequests:
@@ -55,42 +64,56 @@ class DueRequests:
         self.limits = limits
         self._input_tokens = log.input_tokens
         self._latency_s: float = on_grid(limits.api_server_s)
-        self._free_s = 0.0
-        """Time in seconds at which the API server becomes idle."""
+        self.free_s, self.sent_s = array("d", [0.0]), array("d", [inf])
+        self._sent: deque[tuple[float, int]] = deque()
+        """Time of sending and request, of those that the API server has not come to."""
         self._requests: deque[int] = deque()
         self._times_s: deque[float] = deque()
         self.coming_s = array("d", [inf])
 
     def add(self, request: int, now: float) -> float:
-        """Send a request at ``now``; returns the time at which the engine sees it."""
-        seen_s = self.pass_by(request, now)
-        self._times_s.append(seen_s)
-        self._requests.append(request)
-        self.coming_s[0] = self._times_s[0]
-        return seen_s
+        """Send a request at ``now``; returns the earliest time at which the engine may see it."""
+        self._sent.append((now, request))
+        self.join(now)
+        return self.free_s[0] if self._sent else self._times_s[-1]
 
     def pass_by(self, request: int, now: float) -> float:
         """Process a request that arrives at ``now`` without queueing it; returns when the engine sees it."""
         work_s: float = on_grid(self.limits.api_server_work(self._input_tokens[request]))
-        self._free_s = max(self._free_s, now) + work_s
-        return self._free_s + self._latency_s
+        begin_s = max(self.free_s[0], now)
+        self.free_s[0] = begin_s + work_s
+        return self.free_s[0] + self._latency_s
+
+    def join(self, now: float) -> None:
+        """Let the API server begin with the requests that it comes to by ``now``; tokens that come later go first."""
+        streams = self.limits.streaming_s > 0.0
+        while self._sent and self._sent[0][0] <= now and not (streams and self.free_s[0] > now):
+            sent_s, request = self._sent.popleft()
+            self._times_s.append(self.pass_by(request, sent_s))
+            self._requests.append(request)
+        self.sent_s[0] = self._sent[0][0] if self._sent else inf
+        self.coming_s[0] = self._times_s[0] if self._times_s else max(self.free_s[0], self.sent_s[0])
 
     def take(self, now: float) -> Sequence[int]:
         """Return and remove the requests that the engine has seen by ``now``."""
+        if self._sent:
+            self.join(now)
         taken = []
         while self._times_s and self._times_s[0] <= now:
             self._times_s.popleft()
             taken.append(self._requests.popleft())
-        self.coming_s[0] = self._times_s[0] if self._times_s else inf
+        self.coming_s[0] = self._times_s[0] if self._times_s else max(self.free_s[0], self.sent_s[0])
         return taken
 
     def next_s(self) -> float:
-        """Time at which the engine sees the next request sent; later ones are announced."""
-        return self.coming_s[0]
+        """Time at which the engine sees the next request sent, if no tokens come first; later ones are announced."""
+        if not self._times_s:
+            self.join(max(self.free_s[0], self.sent_s[0]))
+        return self._times_s[0] if self._times_s else inf
 
     def lose(self) -> Sequence[int]:
         """Return and remove all requests; the API server becomes idle."""
-        self._free_s = 0.0
+        self.free_s[0] = 0.0
         return self.take(inf)
 
 
@@ -109,18 +132,21 @@ class OpenLoopSource:
         else:
             rows = np.asarray(requests, dtype=np.int64)
         seen_s = np.append(np.asarray(log.arrival_s)[rows], inf)
-        if not limits.instant_api_server:  # in place: the arrays of ten million requests are large
+        work = np.empty(0)
+        if not limits.instant_api_server:
             work = on_grid(limits.api_server_work(log.stream.input_tokens[rows]))
+        if not limits.streaming_s and len(work):  # in place: the arrays of ten million requests are large
             done, times_s = np.cumsum(work), seen_s[:-1]
             times_s -= np.subtract(done, work, out=work)
             np.maximum.accumulate(times_s, out=times_s)
             times_s += done
             times_s += on_grid(limits.api_server_s)
+            work = np.empty(0)
         self._arrival_s: memoryview[Any] = seen_s.data
         self._taken = array("q", [0])
         self._own = rows.data
-        self.known: Known | None = (self._own, self._arrival_s, self._taken)
-        self.coming_s = array("d", [inf])
+        self.known: Known | None = (self._own, self._arrival_s, self._taken, work.data)
+        self.coming_s, self.sent_s, self.free_s = array("d", [inf]), array("d", [inf]), array("d", [0.0])
 
     def take(self, now: float) -> Sequence[int]:
         """Requests that have arrived by ``now``."""
@@ -133,6 +159,9 @@ class OpenLoopSource:
         next_s: float = self._arrival_s[self._taken[0]]
         return next_s
 
+    def join(self, now: float) -> None:
+        """The engine itself does this with known requests."""
+
     def finished(self, request: int, now: float) -> None:
         """Arrivals do not depend on completions."""
 
@@ -144,20 +173,19 @@ class ClosedLoopSource(DueRequests):
         super().__init__(limits, log)
         self._all = requests
         self._arrival_s = log.arrival_s
-        self._sent = 0
+        self._next = 0
         for _ in range(min(max_concurrency, len(requests))):
-            self._send(0.0)
+            self.finished(-1, 0.0)
 
     def finished(self, request: int, now: float) -> None:
         """Send the next request."""
-        if self._sent < len(self._all):
-            self._send(now)
-
-    def _send(self, now: float) -> None:
-        request = self._all[self._sent]
-        self._arrival_s[request] = now
-        self.add(request, now)
-        self._sent += 1
+        if self._next < len(self._all):
+            sent = self._all[self._next]
+            self._arrival_s[sent] = now
+            self._sent.append((now, sent))
+            self._next += 1
+            self.sent_s[0] = min(self.sent_s[0], now)
+            self.coming_s[0] = min(self.coming_s[0], now)
 
 
 class ReplicaEndpoint(DueRequests):
@@ -228,6 +256,12 @@ class ReplicaEndpoint(DueRequests):
         self._on_left(request, self)
 
     def finished(self, request: int, now: float) -> None:
-        """Report the end of a request to the router."""
+        """Report the end of a request to the router when its client has the last token."""
+        if now > self._env.now:
+            self._env.call(self._ended, request, now - self._env.now)
+        else:
+            self._ended(request)
+
+    def _ended(self, request: int) -> None:
         self.left(request)
         self._on_ended(request)

@@ -42,7 +42,7 @@ class ElementwiseKernels(BaseModel):
 
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
-    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s"),
+    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s"),
     *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s"),
     "reserved_bytes",
 )
@@ -123,6 +123,7 @@ class Framework(BaseModel):
     api_server_s: float = Field(default=0.0, ge=0)
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
+    streaming_s: float = Field(default=0.0, ge=0)
     first_batch_s: dict[str, float] = Field(default_factory=dict)
     """Delay in seconds of a benchmark's first prompts, sent several at once, by chip vendor."""
     schedules_ahead: bool = False
@@ -191,6 +192,7 @@ class Framework(BaseModel):
                 "api_server_s": 0.0,
                 "api_server_work_s": 0.0,
                 "tokenisation_per_token_s": 0.0,
+                "streaming_s": 0.0,
                 "per_prompt_s": 0.0,
                 "overlapped_per_sequence_s": 0.0,
             }
@@ -200,7 +202,8 @@ class Framework(BaseModel):
         """Variant of the engine that streams ``tokens`` tokens at once."""
         if tokens == 1:
             return self
-        return self.model_copy(update={"overlapped_per_sequence_s": self.overlapped_per_sequence_s / tokens})
+        costs = ("overlapped_per_sequence_s", "streaming_s")
+        return self.model_copy(update={name: getattr(self, name) / tokens for name in costs})
 
     def launches_s(self, architecture: Architecture, experts: str, ranks: int = 1, graphs: bool = True) -> float:
         """Host time to launch every kernel of a step one by one, which a step outside captured graphs cannot beat.

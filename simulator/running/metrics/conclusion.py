@@ -21,6 +21,8 @@ from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_un
 LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 3.0
 """Growth between quarters from which open work counts as growing without end. From the second to the fourth quarter of
 a run: requests, share of the arrivals in that time, and standard deviations of the number of running requests."""
+API_SERVER_BUSY = 0.9
+"""Share of a run from which the API server counts as what limits it."""
 EVIDENCE_WORDS = {
     "calibrated": "kernel times measured on this chip",
     "datasheet": "the chip's datasheet alone: no kernel of it was measured",
@@ -34,9 +36,11 @@ class Load(TypedDict):
     request_rate: float | None
     arrival_rate: float | None
     keeps_up: bool | None
+    api_server_busy: float | None
+    """Share of the run that the busiest API server worked."""
 
 
-def load_section(requests: RequestRecords, workload: WorkloadConfig) -> Load:
+def load_section(requests: RequestRecords, workload: WorkloadConfig, api_server_busy: float | None = None) -> Load:
     """Rates of the scenario and of this run's arrivals, and whether the engine keeps up with them.
 
     "Keeps up" is None in closed loops and bursts, and if a quarter of the arrivals takes less time than the first
@@ -44,7 +48,7 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> Load:
     recorded: they follow from the rate.
     """
     process, first, last = workload.arrivals, float(np.min(requests.arrival_s)), float(np.max(requests.arrival_s))
-    unknown: Load = {"request_rate": None, "arrival_rate": None, "keeps_up": None}
+    unknown = Load(request_rate=None, arrival_rate=None, keeps_up=None, api_server_busy=api_server_busy)
     rate = None if process is None or process.profile is not None else process.request_rate
     turns, rising_s = conversation(workload)
     arrived = (len(requests) - 1) / (last - first) if last > first and workload.open_loop else None
@@ -58,7 +62,7 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig) -> Load:
     if growth >= least and done and last - first < np.nanmin(requests.finished_s - requests.scheduled_s):
         return unknown  # requests that all arrive while one is served are a burst and no load
     keeps_up = False if growth >= least else True if settled or not done else None
-    return {"request_rate": rate, "arrival_rate": arrived, "keeps_up": keeps_up}
+    return Load(request_rate=rate, arrival_rate=arrived, keeps_up=keeps_up, api_server_busy=api_server_busy)
 
 
 def _open_growth(requests: RequestRecords, first_s: float, last_s: float, rising_s: float) -> tuple[float, bool]:
@@ -175,8 +179,12 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
         text = f"Cannot keep up: serves {served}{of_turns or f' of {arriving} requests/s{drawn}'}"
     if summary["failed"]:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
-    bound = main_bottleneck(document["bottleneck"])
-    text += "" if bound in (None, "idle") else f"; limited by {bound}"
+    bound, busy = main_bottleneck(document["bottleneck"]), load["api_server_busy"] or 0.0
+    if busy >= API_SERVER_BUSY:
+        servers = document["scenario"]["engine"].get("api_server_count", 1) + 1
+        text += f"; limited by the API server, busy {busy:.0%}: engine.api_server_count: {servers} or more replicas"
+    elif bound not in (None, "idle"):
+        text += f"; limited by {bound}"
     if document["slo"] is not None:
         text += f"; {slo_words(document['slo'])}"
     return f"{text}. Rests on {EVIDENCE_WORDS[document['basis']]}."

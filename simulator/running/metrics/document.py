@@ -71,7 +71,9 @@ def run_data(result: RunRecords) -> RunDocument:
     """The document of a run."""
     scenario, requests, error = result.scenario, result.requests, result.model_error
     summary, duration_s = summarise(result), run_duration_s(requests) or 0.0
-    load, usd = load_section(requests, scenario.workload), usage.fleet_cost_usd(result, duration_s)
+    api_server_busy = max((use.api_server_busy or 0.0 for use in result.replicas), default=None)
+    load = load_section(requests, scenario.workload, api_server_busy)
+    usd = usage.fleet_cost_usd(result, duration_s)
     if (slo := slo_report(result, summary)) is not None:
         slo["probability"] = slo_probability(slo, error, result.basis)
     pools, steady = usage.pool_sections(result, duration_s), steady_output_throughput(load, summary, scenario.workload)

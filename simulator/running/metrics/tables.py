@@ -167,6 +167,8 @@ def engine_table(document: Json) -> Table:
         *memory_rows(kv.get("per_chip_bytes")),
         ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
     ]
+    if (busy := document["load"]["api_server_busy"] or 0.0) >= 0.5:
+        rows.insert(1, ("API server", f"busy {percent(busy)}"))
     if kv["prefix_hit_tokens"] is not None:
         rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
         spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""

@@ -91,6 +91,8 @@ API_SERVER, API_SERVER_ENDS = "api server", (0.5, 1.8)
 on one table of guidellm at concurrency 1, where this work is a quarter of it."""
 ACCEPTANCE_ENDS = (0.9, 1.1)
 """90 % ends of acceptance rates from other traffic: curves of one drafter differ by some 10 % between tasks."""
+LEAST_API_SERVER_LOAD = 0.3
+"""Share of the time that an API server works from which its queue is simulated with other work."""
 LEAST_ACCEPTANCE_RANGE = 0.01
 """Relative width of the sampling error of a log's acceptance rate below which it is not served again."""
 PHASE = "phase"
@@ -183,7 +185,9 @@ def model_error(
     if survivals:
         axes.append(axis(ACCEPTANCE, [served(_with_acceptance(scenario, build, seed, ends)) for ends in survivals]))
     api_server_ms = _api_server_ms(build, requests)
-    if api_server_ms > 0:
+    if _api_server_load(build, requests, base) >= LEAST_API_SERVER_LOAD:
+        axes.append(axis(API_SERVER, [served(_with_api_server_work(build, factor)) for factor in API_SERVER_ENDS]))
+    elif api_server_ms > 0:
         moved_ms = [api_server_ms * (factor - 1.0) for factor in API_SERVER_ENDS]
         axes.append(axis(API_SERVER, [_with_api_server(base, more_ms) for more_ms in moved_ms]))
     if stream.stays_in_step and len(build.pools) == 1:
@@ -294,6 +298,24 @@ def _acceptance_ends(scenario: Scenario) -> list[FloatArray]:
 def _api_server_ms(build: Build, stream: RequestStream) -> float:
     limits, tokens = build.pools[0].limits, float(np.mean(stream.input_tokens))
     return 1e3 * (limits.api_server_s + limits.api_server_work_s + limits.tokenisation_per_token_s * tokens)
+
+
+def _api_server_load(build: Build, stream: RequestStream, figures: Mapping[str, Any]) -> float:
+    """Share of the time that the API servers of the main pool work."""
+    counts = float(np.mean(stream.input_tokens)), float(np.mean(stream.output_tokens))
+    busy_s = build.main.limits.api_server_busy_s(1.0, *counts)
+    return float(busy_s * (figures.get("request_throughput") or 0.0) / build.main.replicas)
+
+
+def _with_api_server_work(build: Build, factor: float) -> Build:
+    """The build with a factor on everything that its API servers do."""
+    names = ("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s")
+
+    def change(pool: PoolBuild) -> PoolBuild:
+        scaled = {name: factor * getattr(pool.limits, name) for name in names}
+        return replace(pool, limits=replace(pool.limits, **scaled))
+
+    return build.with_pools(change)
 
 
 def _with_api_server(figures: Mapping[str, Any], more_ms: float) -> Json:

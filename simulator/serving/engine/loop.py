@@ -96,6 +96,16 @@ class Engine:
     _recv_interval: cython.longlong
     _unseen_steps: cython.longlong
     """Decode steps since the last poll for requests; a prompt or a pause makes the next poll due."""
+    client_s = cython.declare(cython.double, visibility="public")
+    """Time at which clients get the tokens of the latest step that gave any, after the API server's work on them."""
+    _given_s: cython.double
+    """End of that step."""
+    _gap_s: cython.double
+    """Seconds between the tokens of the latest step and those of the step before it, as clients see them."""
+    _streaming_s: cython.double
+    sent_s: cython.double[::1]
+    free_s: cython.double[::1]
+    """One number each: when the next request that waits for the API server was sent, and when that becomes idle."""
     arrivals: Arrivals | None
     """Arrivals where all requests are known in advance, in place of the source."""
     coming_s: cython.double[::1]
@@ -174,8 +184,11 @@ class Engine:
         self._merged_keys = array("q", [0]) * self.work.kinds
         self.now = self.seen = self.start = self.end = 0.0
         self.planned = False
-        self.coming_s = source.coming_s
-        self.arrivals = Arrivals(*source.known) if source.known else None
+        self.coming_s, self.sent_s, self.free_s = source.coming_s, source.sent_s, source.free_s
+        self._streaming_s = _on_grid(scheduler.limits.streaming_s)
+        self.client_s = self._given_s = self._gap_s = 0.0
+        latency_s: cython.double = _on_grid(scheduler.limits.api_server_s)
+        self.arrivals = Arrivals(source.known, source.free_s, latency_s) if source.known else None
         self.priorities = output.log.stream.priorities
         self._draft = self._row_draft = None
         self._drafting = []
@@ -195,7 +208,8 @@ class Engine:
                 # No step runs over which the next one was decided.
                 self.seen = self.now
             else:
-                self.now = self.seen = max(self.now, self.source.next_s())
+                next_s: cython.double = self.source.next_s() if self.arrivals is None else self.arrivals.next_s()
+                self.now = self.seen = max(self.now, next_s)
                 if self.now == INFINITE:
                     return
 
@@ -325,7 +339,7 @@ class Engine:
         self._unseen_steps += self._recv_interval if self._plan.chunks else 1
         self._record(self.deliver(self._plan, self.start, self.end))
         if self._gaps:
-            self.output.gaps.add(self._seconds, self._gaps)
+            self.output.gaps.add(self._gap_s if self._streaming_s else self._seconds, self._gaps)
         if self.output.exact:
             self.log.exact_steps += 1
         if self.kv_transfers is not None and self.kv_transfers.full:
@@ -361,9 +375,15 @@ class Engine:
         delivered: cython.longlong = 0
         self._gaps = 0
         self._ended = False
+        begun: cython.double = start
+        if self._streaming_s:
+            if start == self._given_s:
+                start = self.client_s
+            now = self._stream(plan, now)
+            self._gap_s = now - start
         for sequence, tokens in plan.chunks:
             if isnan(self.output.scheduled_s[sequence.index]):
-                self._schedule_first(sequence, start)
+                self._schedule_first(sequence, begun)
             sequence.computed_tokens += tokens
             if sequence.computed_tokens < sequence.input_tokens + sequence.generated_tokens:
                 continue
@@ -393,6 +413,28 @@ class Engine:
             tokens = min(tokens, sequence.output_tokens - sequence.generated_tokens)
             delivered += self._deliver(sequence, tokens, start, now)
         return delivered
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _stream(self, plan: StepPlan, now: cython.double) -> cython.double:
+        """Pass the tokens of a step that ends at ``now`` through the API server; returns when clients have them. Each
+        sequence's tokens are one chunk, and all come when the middle one does."""
+        sequence: Sequence
+        tokens: cython.longlong
+        chunks: cython.longlong = plan.steady + len(plan.decodes)
+        if not self.prefill_only or self.kv_transfers.samples_first:
+            for sequence, tokens in plan.chunks:
+                chunks += sequence.computed_tokens + tokens >= sequence.input_tokens + sequence.generated_tokens
+        if not chunks:
+            return now
+        if self.arrivals is not None:
+            self.arrivals.join(now)
+        elif self.sent_s[0] <= now and self.free_s[0] <= now:
+            self.source.join(now)
+        begin_s: cython.double = max(self.free_s[0], now)
+        self.free_s[0] = begin_s + chunks * self._streaming_s
+        self._given_s, self.client_s = now, begin_s + (chunks + 1) * self._streaming_s / 2
+        return self.client_s
 
     @cython.cfunc
     def _schedule_first(self, sequence: Sequence, start: cython.double) -> None:

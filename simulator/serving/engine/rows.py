@@ -66,23 +66,55 @@ class Arrivals:
     """Requests that are all known in advance, and when each is seen.
 
     Args:
-        requests: in order of arrival.
-        times_s: of each, and infinity behind them.
-        taken: one number: how many of them the engine has.
+        known: as a ``RequestSource`` has them.
+        free_s: one number: when the API server becomes idle.
+        latency_s: from that server's work on a request until the engine sees it.
     """
 
     requests: cython.longlong[::1]
     times_s: cython.double[::1]
     taken: cython.longlong[::1]
+    work_s: cython.double[::1]
+    free_s: cython.double[::1]
+    joined: cython.longlong
+    """Number of requests that the API server has begun with: their times are those at which they are seen."""
+    _latency_s: cython.double
 
-    def __init__(self, requests: Any, times_s: Any, taken: Any) -> None:
-        self.requests, self.times_s, self.taken = requests, times_s, taken
+    def __init__(self, known: Any, free_s: Any, latency_s: cython.double) -> None:
+        self.requests, self.times_s, self.taken, self.work_s = known
+        self.free_s, self._latency_s = free_s, latency_s
+        self.joined = 0 if len(self.work_s) else len(self.requests)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def due(self, now: cython.double) -> cython.bint:
         """True if the next has arrived by ``now``."""
+        if self.joined < len(self.requests):
+            self.join(now)
+            if self.taken[0] == self.joined:
+                return False
         return self.times_s[self.taken[0]] <= now
+
+    @cython.cfunc
+    def join(self, now: cython.double) -> None:
+        """Let the API server begin with the requests that it comes to by ``now``; tokens that come later go first."""
+        place: cython.longlong = self.joined
+        begin_s: cython.double
+        while place < len(self.requests):
+            begin_s = max(self.free_s[0], self.times_s[place])
+            if begin_s > now:
+                break
+            self.free_s[0] = begin_s + self.work_s[place]
+            self.times_s[place] = self.free_s[0] + self._latency_s
+            place += 1
+        self.joined = place
+
+    @cython.cfunc
+    def next_s(self) -> cython.double:
+        """Time at which the next is seen, if no tokens are streamed before."""
+        if self.taken[0] == self.joined:
+            self.join(max(self.free_s[0], self.times_s[self.joined]))
+        return self.times_s[self.taken[0]]
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc

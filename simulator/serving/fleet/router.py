@@ -146,7 +146,8 @@ class Router:
     def ended(self, request: int) -> None:
         """Record that a request has ended, finished or refused."""
         if self._log.completed == len(self._log.stream):
-            self.done.succeed()
+            if not self.done.triggered:
+                self.done.succeed()
         elif self._max_concurrency is not None and self._next < len(self._requests):
             self.announce(self._requests[self._next])
             self._next += 1

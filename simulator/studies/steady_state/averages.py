@@ -47,7 +47,7 @@ class Averages:
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Delay at the API server until the scheduler sees a request."""
+    """Delay at the API server until the scheduler sees a request, and until the client sees its first token."""
 
     latency_s: float = 0.0
     work_s: float = 0.0
@@ -55,11 +55,30 @@ class ApiServer:
     work_square_s2: float = 0.0
     schedules_ahead: bool = False
     """True if a step is scheduled while the previous step runs, so that an arrival waits one step longer."""
+    streaming_s: float = 0.0
+    """Seconds that it works on the tokens of one request from one step, before any request that waits."""
+    chunks: float = 0.0
+    """Mean number of steps that give a request tokens."""
 
-    def mean_s(self, rate: float) -> float:
-        """Mean seconds until a request reaches the scheduler: M/G/1 (Pollaczek-Khinchine), then the latency."""
-        wait = rate * self.work_square_s2 / (2 * max(1.0 - rate * self.work_s, LEAST_SHARE))
-        return self.latency_s + self.work_s + wait
+    @property
+    def most_rate(self) -> float:
+        """Requests per second at which the API server is always busy."""
+        busy_s = self.work_s + self.chunks * self.streaming_s
+        return 1.0 / busy_s if busy_s else math.inf
+
+    def mean_s(self, rate: float, batch: float = 0.0) -> float:
+        """Mean seconds until a request reaches the scheduler, and of its first token on the way back.
+
+        An M/G/1 queue with two priorities: tokens of a step for ``batch`` requests, then requests.
+
+        Source: A. Cobham, "Priority assignment in waiting line problems", Operations Research 2(1) (1954).
+        """
+        tokens, burst_s = rate * self.chunks * self.streaming_s, batch * self.streaming_s
+        residual_s = (rate * self.work_square_s2 + tokens * burst_s) / 2
+        first = max(1.0 - tokens, LEAST_SHARE)
+        wait = residual_s / (first * max(1.0 - tokens - rate * self.work_s, LEAST_SHARE))
+        back = residual_s / first + (burst_s + self.streaming_s) / 2 if self.streaming_s else 0.0
+        return self.latency_s + self.work_s + wait + back
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class SteadyReplica:
     places: float
     """Mean number of decoding requests of a full replica."""
     limited_by: str
-    """Limit of the batch: ``places``, ``kv`` or ``tokens``."""
+    """Limit of the batch: ``places``, ``kv`` or ``tokens``; ``api-server`` if that limits the rate before."""
     api_server: ApiServer = ApiServer()
 
     @property
@@ -82,12 +101,13 @@ class SteadyReplica:
 
     @cached_property
     def most_rate(self) -> float:
-        """Requests per second above which there is no steady state: the best batch up to ``places``."""
+        """Requests per second above which there is no steady state: the best batch up to ``places``, or what the API
+        server passes on."""
         if not self.work.decode_steps:
-            return 1.0 / float(self._added_s(1.0 / self.prices.budget_share)[0])
+            return min(self.api_server.most_rate, 1.0 / float(self._added_s(1.0 / self.prices.budget_share)[0]))
         inner = (self.prices.batches > 0) & (self.prices.batches < self.places)
         batches = np.append(self.prices.batches[inner], self.places)
-        return float(max(self._rate_with(batch) for batch in batches.tolist()))
+        return min(self.api_server.most_rate, float(max(self._rate_with(batch) for batch in batches.tolist())))
 
     def open_loop(self, rate: float) -> Averages:
         """Averages at ``rate`` requests per second; saturated near and above the highest rate."""
@@ -132,7 +152,7 @@ class SteadyReplica:
         server = self.api_server
         step = others * float(self._at(np.array([others * batch]), steps)[0])
         waited = step / 2 if server.latency_s or server.work_s else 0.0
-        return server.mean_s(others * rate) + waited + (step if server.schedules_ahead else 0.0)
+        return server.mean_s(others * rate, batch) + waited + (step if server.schedules_ahead else 0.0)
 
     def _prompts_only(self, outstanding: float) -> Averages:
         """Averages of a closed loop of requests with one output token: steps of as many prompts as fit the budget."""
@@ -150,7 +170,7 @@ class SteadyReplica:
         decode_s = float(chances @ batch) / rate
         ttft = float(chances @ (self._residual_s(rate, batch, step) + self._own_steps_s(batch, rate * arriving)))
         ttft += self._budget_wait_s(rate, chances, batch) + queue / rate
-        ttft += self.api_server.mean_s(rate)
+        ttft += self.api_server.mean_s(rate, rate * decode_s)
         if self.api_server.schedules_ahead:
             ttft += float(chances @ np.where(batch > 0, step, rate * self._at(batch, added) ** 2))
         return self._averages(rate, batch, chances, decode_s, ttft)
@@ -339,9 +359,11 @@ def make_replica(
         if fitting < places:
             places, limited_by = fitting, "tokens"
     length = 1.0 if survival is None else 1.0 + float(survival.sum())
-    seen = limits.api_server_work_s + limits.tokenisation_per_token_s * traffic.input_tokens
-    api_server = ApiServer(limits.api_server_s, float(seen.mean()), float((seen**2).mean()), limits.schedules_ahead)
-    return SteadyReplica(traffic, work, prices, length, places, limited_by, api_server)
+    seen, chunks = limits.api_server_work(traffic.input_tokens), 1.0 + work.decode_steps
+    server_s = (limits.api_server_s, float(seen.mean()), float((seen**2).mean()))
+    api_server = ApiServer(*server_s, limits.schedules_ahead, limits.streaming_s, chunks)
+    replica = SteadyReplica(traffic, work, prices, length, places, limited_by, api_server)
+    return replace(replica, limited_by="api-server") if replica.most_rate == api_server.most_rate else replica
 
 
 def _poisson(mean: FloatArray, most: int) -> FloatArray:

@@ -240,6 +240,8 @@ def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Ave
         yield f"{replica.traffic.refused:.1%} of requests are too long to be served and are left out"
     if replica.limited_by == "kv":
         yield "KV memory limits the batch: preempted prompts are computed again, which the highest rate leaves out"
+    if replica.limited_by == "api-server":
+        yield "the API server limits the highest rate: raise engine.api_server_count or add replicas"
     if averages.saturated:
         yield "the load exceeds the capacity: queues grow as long as it lasts"
 

@@ -69,7 +69,7 @@ def test_ten_days_at_full_load_keep_the_grid():
     """An engine that never rests: the seconds of its 18,000 steps, of 0.6 s to 580 s, are the time they took, to the
     last bit where doubles hold the sum; compiled and interpreted, in single rows and in condensed ones."""
     workload = burst(32, 40_000, 3000)
-    engine = {"max_num_seqs": 4, "num_kv_blocks": 12_000, "max_num_batched_tokens": 2048}
+    engine = {"max_num_seqs": 4, "num_kv_blocks": 12_000, "max_num_batched_tokens": 2048, "entry_point": "offline"}
     slow = {"model": "llama-3.1-70b", "weights_dtype": "int4", "hardware": {"chip": "cpu-ddr4-2ch"}}
     ends = {}
     for stepping, rows in (("fast", None), ("fast", 1), ("exact-steps", 1)):
@@ -86,7 +86,8 @@ def test_many_short_steps_far_out_keep_the_clock(tmp_path, start_s):
     """260,000 steps of 2 ms that begin far out: their seconds are the time that they took, to the last bit."""
     rows = "0,5,1\n" + f"{start_s!r},5,130000\n" * 2
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
-    data = tiny_data() | {"workload": {"trace": str(tmp_path / "trace.csv")}, "engine": {"max_num_seqs": 1}}
+    data = tiny_data() | {"workload": {"trace": str(tmp_path / "trace.csv")}}
+    data |= {"engine": {"max_num_seqs": 1, "entry_point": "offline"}}
     result = simulate(scenario_from(data, "far"))
     far = result.steps.start_s >= start_s
     assert result.steps.steps[far].sum() > 250_000

@@ -57,7 +57,7 @@ def test_one_run_moves_medians_and_narrows_intervals_at_other_loads(tmp_path, pl
         before, after = (simulate(scenario(streams), intervals=True, measured=files) for files in ((), [file]))
         for metric in METRICS:
             moved = after.summary[metric] / before.summary[metric]
-            assert 1.1 < (1 / moved if metric == "output_throughput" else moved) < 1.25, metric
+            assert 1.1 < (1 / moved if metric == "output_throughput" else moved) < 1.3, metric
             assert width(after, metric) < 0.8 * width(before, metric), metric
         learnt = after.document["model_error"]["learnt"]
         assert learnt["decode"]["low"] < learnt["decode"]["value"] < learnt["decode"]["high"]

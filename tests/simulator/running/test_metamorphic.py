@@ -115,7 +115,7 @@ def test_an_endless_link_between_prefill_and_decode_takes_no_time(tmp_path, firs
         ends[bandwidth] = simulate(scenario(pools=pools, kv_transfer=transfer), seed)
     assert_array_equal(ends[1e20].requests.finished_s, ends[1e22].requests.finished_s)
     waits = [run.transfers.mean_s for run in ends.values()]
-    assert waits == sorted(waits, reverse=True)
+    assert np.all(np.diff(waits) < 1e-5), "but for which request comes first at the API server of the decode replica"
     assert ends[1e22].requests.finished_s.max() <= ends[1e9].requests.finished_s.max()
 
 

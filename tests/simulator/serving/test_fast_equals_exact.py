@@ -70,6 +70,7 @@ def limits(draw, stream, query_len):
         api_server_s=draw(st.sampled_from([0.0, 0.0, 1e-3, 0.05])),
         api_server_work_s=draw(st.sampled_from([0.0, 2e-3])),
         tokenisation_per_token_s=draw(st.sampled_from([0.0, 1e-5])),
+        streaming_s=draw(st.sampled_from([0.0, 0.0, 5e-5, 5e-3])),
         schedules_ahead=draw(st.booleans()),
     )
 

@@ -113,10 +113,3 @@ def test_between_two_looks_lie_exactly_so_many_decode_steps(interval):
     steps = simulate(plain_scenario(inputs=64, outputs=90, requests=2, engine=engine, workload=arrivals), 0).steps
     first, second = (steps.prefill_seqs > 0).nonzero()[0]
     assert steps.steps[first + 1 : second].sum() == interval
-
-
-@pytest.mark.parametrize(("framework", "silent"), [("sglang", True), ("vllm", False)])
-def test_a_stream_interval_that_changes_nothing_is_noted(framework, silent):
-    engine = {"framework": framework, "stream_interval": 10}
-    notes = simulate(plain_scenario(inputs=64, outputs=20, requests=2, engine=engine), 0).notes
-    assert silent != any("engine.stream_interval changes nothing" in note for note in notes)
