@@ -24,7 +24,7 @@ from simulator.llm.load import catalogue_model
 from simulator.speculation.curves import curve_names, load_curve
 from simulator.speculation.methods import METHODS
 from simulator.timing.framework import load_framework
-from simulator.timing.releases import framework_of_version, release_numbers
+from simulator.timing.releases import release_numbers
 
 SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 FILE_TYPE = re.compile(
@@ -323,7 +323,6 @@ class _Reader:
         image, framework = self.command.image, self.engine
         tag = re.match(r"v?(\d+\.\d+(\.\w+)*)", image.rpartition(":")[2]) if ":" in image else None
         if tag and not re.search("dynamo|llm-d|atom|llama", image) and release_numbers(tag[1]):
-            framework = framework_of_version(framework, tag[1])
             self.fields["release"] = tag[1]
             self.made.notes.append(f"engine.release {tag[1]}: from the image {image}")
             self._check_releases(release_numbers(tag[1]) or ())

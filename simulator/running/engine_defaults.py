@@ -13,12 +13,14 @@ from pydantic import BaseModel
 from forerun.errors import ForerunError
 from hwprofiles import Chip, ProfileError, load_chip
 from simulator.llm import load_architecture
+from simulator.llm.load import catalogue_model
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.proposal import proposal
 from simulator.timing import HardwareConfig, load_framework
 from simulator.timing.framework import engine_defaults
+from simulator.timing.releases import framework_of_version
 
 STATES_SHARE = 0.25
 """Default maximum share of the chips' memory for recurrent states (assumed)."""
@@ -28,11 +30,16 @@ FRAMEWORKS = {"tenstorrent": "tt-metal"}
 
 
 def with_defaults(
-    engine: EngineConfig, hardware: HardwareConfig, model: str | dict[str, Any], speculation: SpeculationConfig | None
+    engine: EngineConfig,
+    hardware: HardwareConfig,
+    model: str | dict[str, Any],
+    speculation: SpeculationConfig | None,
+    pooled: bool = False,
 ) -> EngineConfig:
-    """Fill unset fields of the section with the chip's framework and that framework's default values.
+    """Fill unset fields of the section with the chip's framework, the set of its release, and the set's default values.
 
-    The set of explicitly set fields is unchanged, so that a copy with a different chip gets that chip's defaults.
+    Engines of ``pooled`` replicas take the newest set: images of fleets hold other collectives than the release's. The
+    set of explicitly set fields is unchanged, so that a copy with a different chip gets that chip's defaults.
     """
     known = chosen_fields(engine)
     framework, chip = engine.framework, None
@@ -40,7 +47,10 @@ def with_defaults(
         chip = load_chip(hardware.chip)
         if "framework" not in known:
             framework = FRAMEWORKS.get(chip.vendor, framework)
-    defaults = engine_defaults(framework, chip, engine.entry_point, engine.release)
+    if engine.release is not None:
+        framework = framework_of_version(framework, None if pooled else engine.release)
+    name = catalogue_model(model) or "" if isinstance(model, str) else ""
+    defaults = engine_defaults(framework, chip, engine.entry_point, engine.release, name)
     if not defaults and framework == engine.framework:
         return engine
     defaults = {**defaults, "framework": framework}
@@ -57,12 +67,14 @@ def with_defaults(
         tokens = engine.max_num_batched_tokens if given else defaults["max_num_batched_tokens"]
         defaults["gpu_memory_utilization"] = sglang_share(framework, chip, hardware, tokens)
     if chip is not None and defaults.get("max_num_seqs", 0) > LEAST_SEQS and "max_num_seqs" not in known:
+        if load_framework(framework).divides_limits:  # a limit that is set; the default holds for each group
+            defaults["max_num_seqs"] *= hardware.attention_data_parallel
         memory = STATES_SHARE * chip.memory.capacity_bytes * hardware.chips_per_stage
         each = state_bytes(model, speculation)
         defaults["max_num_seqs"] = min(
             defaults["max_num_seqs"], max(LEAST_SEQS, int(memory / each)) if each else maxsize
         )
-    own = {name: value for name, value in defaults.items() if name not in known}
+    own = {name: value for name, value in defaults.items() if name not in known or name == "framework"}
     return EngineConfig.model_construct(known, **{**dict(engine), **own})
 
 

@@ -26,8 +26,8 @@ from simulator.running.records import RunRecords
 from simulator.running.scenario import Scenario, scenario_from, scenario_in
 from simulator.running.step_rows import StepTotals
 from simulator.timing import load_framework, resolve_weight_dtypes
+from simulator.timing.framework import engine_defaults
 from simulator.timing.memory import MOST_OF_MEMORY, DoesNotFit
-from simulator.timing.releases import framework_of_version
 from simulator.workload.generate import RequestStream, generate_requests
 from traces import PrefixHashes
 from traces.benchmark_results import METRICS, POWER, MeasuredRun, PromptPool, closed_loop_throughput
@@ -132,34 +132,26 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     if "chip" in names and load_chip(base.hardware.chip).name != names["chip"]:
         hardware["chip"] = names["chip"]
     if "framework" in names:
-        version = None if "pools" in run.settings else run.framework_version  # images of fleets hold other collectives
         same = "framework" in engine and load_framework(engine["framework"]).kernel_library == names["framework"]
         if run.framework_version is not None or not same:
-            engine["framework"] = framework_of_version(names["framework"], version)
+            engine["framework"] = names["framework"]
         if run.framework_version is not None or not same or "release" not in engine:
             engine["release"] = run.framework_version or UNKNOWN_RELEASE
-    limited_by_base = engine.get("max_num_seqs") is not None
     facts = _facts(run)
     _refuse_facts_of_pools(base, facts)
     _put(hardware, **facts["hardware"])
     framework = load_framework(engine.get("framework", "vllm"))
-    limits = dict(_NAMES["engine_limits"].get(framework.kernel_library, {}))
-    running = limits.pop("running", {})
-    most = run.max_num_seqs
-    if most is None and not limited_by_base and "pools" not in run.settings:
-        most = allowed_at_once(running, data["model"], run.speculation)
-    _put(engine, **{**facts["engine"], "max_num_seqs": most})
-    streams = run.max_concurrency if framework.kernel_library == "sglang" and not run.data_parallel_attention else None
-    for limit, value in limits.items():
-        # SGLang's limit of sequences follows from the memory that their states take
-        engine.setdefault(limit, min(value, streams) if streams and limit == "max_num_seqs" else value)
+    _put(engine, **facts["engine"])
+    streams = None if run.data_parallel_attention else run.max_concurrency
+    if framework.kernel_library == "sglang" and "pools" not in run.settings and (streams or run.speculation):
+        # SGLang's limit of sequences follows from the memory that their states take, and is lower with drafts
+        drafts = run.speculation is not None
+        most = engine_defaults(framework.name, model=str(data["model"]), drafts=drafts)["max_num_seqs"]
+        engine.setdefault("max_num_seqs", most if drafts else min(streams or most, most))
     _set_speculation(data, run)
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
-    scenario = scenario.with_values(dict(run.settings)) if run.settings else scenario
-    if most is None and not limited_by_base and framework.divides_limits:
-        scenario = _each_group_whole(scenario, engine["max_num_seqs"])
-    return scenario
+    return scenario.with_values(dict(run.settings)) if run.settings else scenario
 
 
 def _facts(run: MeasuredRun) -> dict[str, Json]:
@@ -280,26 +272,6 @@ def _words(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(str(one) for one in value.values() if one is not False)[:60]
     return "none" if value is None else str(value)[:60]
-
-
-def _each_group_whole(scenario: Scenario, max_num_seqs: int) -> Scenario:
-    """The scenario with SGLang's default limit on sequences. It holds for every attention group: only a limit that is
-    given is divided (``max_running_requests`` in tp_worker.py, v0.5)."""
-    sections = {"": scenario.hardware}
-    if scenario.pools is not None:
-        sections = {f"pools.{name}.": scenario.pool_section(name, "hardware") for name in scenario.pools}
-    groups = {place: hardware.attention_data_parallel for place, hardware in sections.items()}
-    return scenario.with_values({f"{place}engine.max_num_seqs": max_num_seqs * n for place, n in groups.items()})
-
-
-def allowed_at_once(running: Mapping[str, int], model: str, speculation: str | None) -> int | None:
-    """Sequences that an engine's own rules for a model or for drafting allow; None if none applies.
-
-    >>> allowed_at_once({"deepseek-v4": 256, "drafting": 48}, "deepseek-v4-pro", "mtp")
-    256
-    """
-    named = next((most for name, most in running.items() if model.startswith(name)), None)
-    return named or (running.get("drafting") if speculation else None)
 
 
 def simulate_measured(

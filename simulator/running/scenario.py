@@ -203,7 +203,8 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Scenario:
-        engine = with_defaults(self.engine, self.hardware, self.model, self.speculation)
+        pooled = self.pools is not None
+        engine = with_defaults(self.engine, self.hardware, self.model, self.speculation, pooled)
         known = chosen_fields(self)
         formats = {name: value for name, value in default_formats(engine, self.model).items() if name not in known}
         self.model_fields_set.difference_update(formats)
@@ -245,7 +246,7 @@ class Scenario(Section):
             made = type(base).model_validate(fields)
             if section != "engine":
                 return made
-            return with_defaults(made, self.pool_section(pool, "hardware"), self.model, self.speculation)
+            return with_defaults(made, self.pool_section(pool, "hardware"), self.model, self.speculation, pooled=True)
         except ValidationError as error:
             raise ValueError(f"pools.{pool}.{section}.{explain(error, type(base))}") from None
 

@@ -18,7 +18,7 @@ from simulator.speculation.methods import METHODS, EngineName, emitted_name
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, SpeculationConfig, named
 from simulator.studies.templates import command_words, templates
 from simulator.timing.deployment import resolve_weight_dtypes
-from simulator.timing.framework import LOCAL_FRAMEWORKS
+from simulator.timing.framework import LOCAL_FRAMEWORKS, engine_defaults
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 SGLANG_BLOCKS = ("DFLASH", "DSPARK", "NGRAM")
@@ -81,15 +81,13 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
         and not load_architecture(scenario.model).parameters().expert
     ):
         remarks.append("vLLM's data parallel groups of a dense model share nothing, as hardware.replicas")
-    reserves, no = (
-        "scheduler_reserve_full_isl" in chosen_fields(fields),
-        "no-" * (not fields.scheduler_reserve_full_isl),
-    )
+    whole, defaults = fields.scheduler_reserve_full_isl, engine_defaults(fields.framework, release=fields.release)
+    differs = scheduler is not None and whole != defaults.get("scheduler_reserve_full_isl", whole)
     config = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES.get(role)}
     values = {
         "checkpoint": checkpoint_name(scenario),
         "scheduler": list(scheduler or ()),
-        "full_isl": f"--{no}scheduler-reserve-full-isl" if reserves else None,
+        "full_isl": f"--{'' if whole else 'no-'}scheduler-reserve-full-isl" if differs else None,
         "quantisation": quantisation(scenario, engine, remarks),
         "kv_dtype": _kv_dtype(scenario, engine, remarks, ("bf16", "fp16")),
         "tp_size": hardware.tensor_parallel * hardware.attention_data_parallel,

@@ -369,7 +369,12 @@ def older_sets(name: str) -> list[str]:
 
 
 def engine_defaults(
-    name: str, chip: Chip | None = None, entry_point: str = "server", release: str | None = None
+    name: str,
+    chip: Chip | None = None,
+    entry_point: str = "server",
+    release: str | None = None,
+    model: str = "",
+    drafts: bool = False,
 ) -> dict[str, Any]:
     """Fields of ``engine`` in which a release's defaults on a chip differ from a scenario's; empty for an unknown
     framework."""
@@ -378,7 +383,8 @@ def engine_defaults(
     for other in map(dict, fields.pop("where", ())):
         named = chip is not None and other.pop("but", " ") in chip.name
         known = reaches(name, release, other.pop("since", "0"))
-        here = other.pop("entry_point", entry_point) == entry_point
+        here = other.pop("entry_point", entry_point) == entry_point and model.startswith(other.pop("model", ""))
+        here &= drafts or not other.pop("drafts", False)
         if other.pop("from_gib", 0) <= gib and not named and known and here:
             fields |= other
     return fields

@@ -71,17 +71,22 @@ def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
 
 
 def framework_of_version(framework: str, version: str | None) -> str:
-    """The parameter set of an engine's version.
+    """The parameter set of an engine's version; ``framework`` is any of the engine's sets by release.
 
     TensorRT-LLM of 2024 (up to v0.16) ran another runtime; vLLM up to v0.13 schedules a step after the one before it,
     and its engine V0, where a version names it, did so in Python between all steps. SGLang up to v0.5.10 ran vLLM's
     all-reduces. tt-metal up to v0.56 sampled all places of its batch. A build that names its month alone is taken for
     the newest release of that month.
+
+    >>> framework_of_version("vllm", "0.11.0"), framework_of_version("vllm-0.11", "v0.15.1")
+    ('vllm-0.11', 'vllm')
     """
+    known = packaged("simulator.timing", "releases.yaml")["older"]
+    framework = next((engine for engine, older in known.items() if older["set"] == framework), framework)
     if framework == "vllm" and re.search(r"\bv0(?!\.\d)", version or "", re.IGNORECASE):
         return "vllm-2024"
     numbers = release_numbers(version or "") or release_of_month(framework, version or "")
-    older = packaged("simulator.timing", "releases.yaml")["older"].get(framework)
+    older = known.get(framework)
     if older is None or not numbers or numbers[0] > 0:
         return framework
     return str(older["set"]) if [*numbers[1:]][: len(older["last"])] <= older["last"] else framework
@@ -89,16 +94,16 @@ def framework_of_version(framework: str, version: str | None) -> str:
 
 def reaches(framework: str, release: str | None, first: str) -> bool:
     """True if a build is ``first`` or newer. A framework without a release is that of its name, else the latest fitted
-    one; a build without a number is the newest.
+    one, as is a build without a number.
 
     >>> reaches("vllm", None, "0.19"), reaches("vllm-0.11", None, "0.12"), reaches("vllm", "nightly", "0.27")
-    (True, False, True)
+    (True, False, False)
     """
     engine, _, own = framework.partition("-")
     fitted = packaged("simulator.timing", "releases.yaml")["engines"].get(engine, {"fitted": [own or "0"]})["fitted"]
-    build = release or own or fitted[-1]
-    numbers = release_numbers(build) or release_of_month(engine, build)
-    return numbers is None or numbers >= (release_numbers(first) or ())
+    build = release or own
+    numbers = release_numbers(build) or release_of_month(engine, build) or release_numbers(fitted[-1]) or ()
+    return numbers >= (release_numbers(first) or ())
 
 
 def _is_young(month: object, published: object) -> bool:

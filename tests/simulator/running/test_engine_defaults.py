@@ -5,9 +5,11 @@ from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
 from simulator.running.build import build_run
+from simulator.running.measured_runs import own_base, run_scenario
 from simulator.running.metrics.document import scenario_document
 from simulator.running.run import simulate
-from simulator.running.scenario import scenario_from
+from simulator.running.scenario import load_scenario, scenario_from
+from traces.benchmark_results import MeasuredRun
 
 
 def engine_on(chip, framework, **fields):
@@ -46,7 +48,7 @@ def test_vllm_sets_its_limits_by_the_chip(framework, chip, places, behind_a_serv
 @pytest.mark.parametrize(
     ("framework", "release", "whole_prompts", "memory"),
     [("vllm", None, True, 0.9), ("vllm", "0.18.1", False, 0.9), ("vllm", "0.19.0", True, 0.9),
-     ("vllm", "v0.27.1", True, 0.92), ("vllm", "nightly", True, 0.92), ("vllm", "nightly of 2026-01", False, 0.9),
+     ("vllm", "v0.27.1", True, 0.92), ("vllm", "nightly", True, 0.9), ("vllm", "nightly of 2026-01", False, 0.9),
      ("vllm-0.11", None, False, 0.9), ("vllm-2024", None, False, 0.9), ("sglang", None, False, None)],
 )  # fmt: skip
 def test_vllm_admits_whole_prompts_and_takes_more_memory_by_release(framework, release, whole_prompts, memory):
@@ -144,3 +146,55 @@ def test_capacity_where_weights_leave_little_memory(chip, model, offered, measur
     run = simulate(scenario_from(data, "test"))
     assert run.data["summary"]["output_throughput"] == pytest.approx(measured, rel=0.1)
     assert run.data["kv_cache"]["preemptions"] < 40
+
+
+def test_a_release_chooses_the_set_of_its_engine_wherever_it_is_named():
+    """A field, an image and a measured run mean one server, for which 7.0 and 8.0 ms a token were predicted."""
+    for release, own in (("0.11.0", "vllm-0.11"), ("v0.15.1", "vllm"), ("nightly of 2025-11", "vllm-0.11")):
+        for named in ("vllm", "vllm-0.11"):
+            made = engine_on("h100-sxm", named, engine={"release": release})
+            assert made.framework == own
+    other = served({"framework": "vllm", "release": "0.11.0"}).with_values({"engine.release": "0.19.0"})
+    assert other.engine.framework == "vllm"
+
+
+LAYOUTS = {"tensor_parallel": 2}, {"tensor_parallel": 2, "pipeline_parallel": 2}, {}
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm", "a100-sxm-80gb", "l40s"])
+@pytest.mark.parametrize(
+    ("engine", "image", "command"),
+    [
+        ("vllm", "vllm/vllm-openai", "vllm serve"),
+        ("sglang", "lmsysorg/sglang", "sglang serve --model"),
+        ("trtllm", "nvcr.io/nvidia/tensorrt-llm/release", "trtllm-serve"),
+    ],
+)
+def test_a_replay_and_a_launch_line_of_one_server_have_the_same_defaults(engine, image, command, chip):
+    """By engine, release, model, chip and layout: every field of engine and hardware, and both formats."""
+    releases = {
+        "vllm": ("0.11.0", "0.15.1", "0.19.0", "0.27.1"), "sglang": ("0.5.9", "0.5.12"), "trtllm": ("0.14.0", "1.1.0")
+    }[engine]  # fmt: skip
+    flags = {"tensor_parallel": "--tp_size", "pipeline_parallel": "--pp_size"}
+    if engine != "trtllm":
+        flags = {"tensor_parallel": "--tensor-parallel-size", "pipeline_parallel": "--pipeline-parallel-size"}
+    for release in releases:
+        for model in ("Qwen/Qwen3-32B", "openai/gpt-oss-20b", "Qwen/Qwen3-8B"):
+            for layout in LAYOUTS:
+                options = " ".join(f"{flags[name]} {value}" for name, value in layout.items())
+                line = f"docker run {image}:v{release} {command} {model} {options}"
+                launched = load_scenario(line, [f"hardware.chip={chip}"])
+                run = MeasuredRun(
+                    name="a", place="a", model=model, chip=chip, framework=engine, framework_version=f"v{release}",
+                    process="poisson", request_rate=1.0, input_tokens=1024, output_tokens=256, num_requests=200,
+                    **layout,
+                )  # fmt: skip
+                replayed = run_scenario(run, own_base(run, ()))
+                for one, other in zip(differing(launched), differing(replayed), strict=True):
+                    assert one == other, (release, model, layout)
+
+
+def differing(scenario):
+    """What a server's defaults decide, without the spelling of its release."""
+    engine = {**dict(scenario.engine), "release": None}
+    return engine, dict(scenario.hardware), scenario.weights_dtype, scenario.kv_cache_dtype

@@ -68,6 +68,8 @@ def sglang_block(algorithm, verified):
     [
         ({"engine": {"enable_chunked_prefill": False}}, "--no-enable-chunked-prefill", "-1"),
         ({"engine": {"enable_prefix_caching": False}}, "--no-enable-prefix-caching", "--disable-radix-cache"),
+        ({"engine": {"scheduler_reserve_full_isl": False}}, "--no-scheduler-reserve-full-isl", ""),
+        ({"engine": {"scheduler_reserve_full_isl": True}}, "", ""),
         ({"engine": {"cuda_graphs": False}}, "--enforce-eager", "--disable-cuda-graph"),
         ({"engine": {"max_num_batched_tokens": 4096}}, "4096", "4096"),
         (scheduled("vllm-v1"), "", ""),
