@@ -173,6 +173,9 @@ def _parts(scenario: Scenario) -> dict[str, Scenario]:
 
 def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
     usd = scenario.prices.of(pool.chip.name) if scenario.prices is not None else None
+    if scenario.pools is None or scenario.pools[name].role != "decode":
+        way_s = pool.limits.api_server_s + scenario.router.latency_s
+        pool = replace(pool, limits=replace(pool.limits, api_server_s=way_s))
     if scenario.pools is not None:
         config = scenario.pools[name]
         return replace(pool, name=name, role=config.role, usd_per_chip_hour=config.usd_per_chip_hour or usd)

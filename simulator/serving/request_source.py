@@ -216,7 +216,7 @@ class ReplicaEndpoint(DueRequests):
         self._refusal = limits.refusal if refusal is None else refusal
         self.block_size = limits.block_size
         self.capacity_tokens = limits.groups * limits.num_blocks * limits.block_size
-        """Tokens that the replica's KV cache holds."""
+        """Tokens that the replica's KV cache and its tiers hold."""
         self.outstanding = 0
         """Requests sent to the replica that have not ended."""
         self.prefix_cache: Callable[[], Any] = lambda: None

@@ -210,6 +210,8 @@ class FleetRun:
         env, log, router, transfers, pool = self._env, self.log, self.router, self._transfers, builder.pool
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         source = ReplicaEndpoint(env, index, log, pool.limits, left, router.ended, pool.refusal)
+        if pool.offload is not None:
+            source.capacity_tokens += pool.offload.num_blocks * pool.limits.block_size
         replica = builder.replica(index, source, self._resumed, transfers)
         self.replicas.append(replica)
         source.prefix_cache = replica.prefix_cache

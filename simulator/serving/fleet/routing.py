@@ -87,7 +87,7 @@ class PrefixAware(RoundRobin):
     idlest and more than ``balance_rel_threshold`` times as many; then the idlest gets the request. Otherwise the
     longest match gets it if it covers more than ``cache_threshold`` of the prompt, and if not, the replica with the
     smallest table (then the idlest). The tables are the router's own record of what it sent where, least recently
-    used first out, each as large as its replica's KV cache.
+    used first out, each as large as its replica's KV cache and host tier together, or ``table_tokens``.
 
     Source: SGLang router documentation, "Cache-Aware Load-Balancing Router".
     """
@@ -135,7 +135,8 @@ class PrefixAware(RoundRobin):
 
     def _record(self, request: int, endpoint: ReplicaEndpoint) -> None:
         if self._sent is not None:
-            self._sent.record(request, endpoint.index, max(1, endpoint.capacity_tokens // self._block_tokens))
+            most = self._config.table_tokens or endpoint.capacity_tokens
+            self._sent.record(request, endpoint.index, max(1, most // self._block_tokens))
 
 
 class KvAware(RoundRobin):

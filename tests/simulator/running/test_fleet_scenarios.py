@@ -110,6 +110,16 @@ def test_the_way_into_the_engine_counts_in_fleets():
     assert first_s["server"] - first_s["offline"] == pytest.approx(2 * way + framework.streaming_s, rel=1e-6)
 
 
+@pytest.mark.parametrize("pools", [None, DISAGGREGATED])
+def test_a_router_takes_its_time_once_before_a_request_reaches_a_replica(pools):
+    one = {"workload": WORKLOAD | {"num_requests": 1}, **({} if pools is None else {"pools": pools})}
+    first_s = [
+        simulate(scenario(**one, router={"latency_s": latency_s})).requests.first_token_s[0]
+        for latency_s in (0.0, 0.0625)
+    ]
+    assert first_s[1] - first_s[0] == pytest.approx(0.0625, abs=1e-9)
+
+
 def test_first_token_follows_the_framework():
     def samples_first(**changes):
         return next(iter(build_run(scenario(pools=DISAGGREGATED, **changes), 0).fleet.links.values())).samples_first

@@ -152,3 +152,19 @@ def test_the_summary_tells_hits_by_tier():
     assert run["prefix_hit_tokens"] >= run["host"]["hit_tokens"]
     assert run["prefix_hit_rate"] > without["prefix_hit_rate"]
     assert run["host"]["hit_rate"] <= run["prefix_hit_rate"]
+
+
+def test_the_table_of_a_router_is_as_large_as_all_tiers_of_a_server():
+    """Ten long prompts in turn on two servers: each server's chip holds three of them, its host memory all."""
+    prompts = {"system_prompt_tokens": 4000, "system_prompts": 10, "turns": 1, "think_time_s": 1.0}
+    sections = {"arrivals": {"process": "poisson", "request_rate": 2}, "sessions": prompts}
+    engine = {"routing": "prefix-aware", "num_kv_blocks": 1000}
+    scenario = offloading(50, 5, 400, hardware={"replicas": 2}, workload=sections)
+    scenario = scenario.with_values({f"engine.{name}": value for name, value in engine.items()})
+    both, chip = (simulate(scenario.with_values({"router.table_tokens": tokens})) for tokens in (None, 16_000))
+    hits = [run.document["kv_cache"]["prefix_hit_tokens"] for run in (both, chip)]
+    loads = [run.document["kv_cache"]["host"]["hit_tokens"] for run in (both, chip)]
+    assert hits[0] > hits[1]
+    assert hits[0] / 400 / 4000 > 0.9
+    limits = simulate(scenario.with_values({"router.table_tokens": 10**9})).document
+    assert limits["summary"] == both.document["summary"], loads

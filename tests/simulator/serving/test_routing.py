@@ -97,6 +97,15 @@ def test_prefix_aware_forgets_the_oldest():
     assert router.choose(3, [small, other]) is other, "no match anywhere: the smaller table"
 
 
+def test_prefix_aware_remembers_as_many_tokens_as_the_router_is_given():
+    lists = [[1], [2], [3], [1]]
+    router = PrefixAware(RouterConfig(table_tokens=48), log_of(lists))
+    small, other = Endpoint(0, capacity_tokens=32), Endpoint(1, outstanding=5)
+    for request in range(3):
+        router.choose(request, [small])
+    assert router.choose(3, [small, other]) is small, "three hash blocks of 16 tokens are remembered"
+
+
 def mooncake(path, count, stretch=1.0):
     table = read_requests(path, limit=count)
     arrivals = np.asarray(table.arrival_s) * stretch
