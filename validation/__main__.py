@@ -26,13 +26,16 @@ from forerun.version import VERSION
 from forerun.workers import Workers, cores
 from simulator.cli.output import Progress, console
 from simulator.running.metrics.files import StagedFiles
+from validation.constants import constants_table
 from validation.kernels import measured_kernel_errors
 from validation.page import trust_page
 from validation.record import errors_document, merged
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
+from validation.rows import ROWS_FILE, by_title, read_rows, rows_text
 from validation.served.bands import (
     bands_page,
+    coverage_of_builds,
     coverage_of_tables,
     read_facts,
     served_figures,
@@ -46,11 +49,12 @@ from validation.served.process import (
     held_out_trials,
     outcomes,
     process_values,
+    sources_table,
 )
 from validation.shipped import shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores
 from validation.speculation.ratios import load_ratios, refreshed, write_ratios
-from validation.speculation_page import speculation_page
+from validation.speculation_page import speculation_page, speculation_rows
 
 ERRORS_FILE, PAGE_FILE, SPECULATION_FILE = "errors.json", "index.md", "speculation.md"
 BANDS_FILE = "bands.md"
@@ -115,13 +119,17 @@ def run_part(part: str, data: Path | None, out: Path | None, limit: int, jobs: i
     rows = merged(recorded, [replace(row, date=today) for row in computed])
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
+        tables = read_rows(out / ROWS_FILE)
         with StagedFiles(out) as staged:
-            staged.add_text(ERRORS_FILE, json_text(errors_document(rows, VERSION)))
-            staged.add_text(PAGE_FILE, trust_page(rows, VERSION))
             if section in ("speculation", ""):
                 compared, refused = compare_published()
                 page = speculation_page(compared, refused, curve_scores(), compare_adaptive(), VERSION)
                 staged.add_text(SPECULATION_FILE, page)
+                tables |= by_title(speculation_rows(compared))
+            tables |= by_title(constants_table())
+            staged.add_text(ERRORS_FILE, json_text(errors_document(rows, VERSION)))
+            staged.add_text(ROWS_FILE, rows_text(tables))
+            staged.add_text(PAGE_FILE, trust_page(rows, VERSION, tables))
     for table in error_tables(computed):
         console().print(table.rich())
     if left:
@@ -171,8 +179,12 @@ def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: i
         console().print(table.rich())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
+        rows = read_errors(out / ERRORS_FILE) if (out / ERRORS_FILE).exists() else []
+        tables = read_rows(out / ROWS_FILE) | by_title(coverage_of_builds(figures), sources_table(held_out))
         with StagedFiles(out) as staged:
             staged.add_text(BANDS_FILE, bands_page(figures, after, VERSION))
+            staged.add_text(ROWS_FILE, rows_text(tables))
+            staged.add_text(PAGE_FILE, trust_page(rows, VERSION, tables))
     if write:
         write_served(figures, process_values(fit_process(figures), calibrated_ends(held_out["one run"])))
     return 0

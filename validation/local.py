@@ -21,6 +21,7 @@ import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
+from forerun.tables import Table
 from forerun.version import VERSION
 from hwprofiles import ProfileError, chip_names, load_chip
 from hwprofiles.catalogue import local_backends
@@ -34,6 +35,7 @@ from simulator.speculation.level_decay import fit_acceptance_lengths
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.tune.machine import MachinePrices, fit_machine
 from simulator.timing import ModelTimer
+from validation.rows import ROWS_FILE, by_title, read_rows, rows_text
 
 CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14-core": "apple-m1-pro-14",
          "Tesla V100": "v100-pcie", "Tesla V100 16GB SXM2": "v100-sxm", "Ryzen AI Max+ 395 CPU": "strix-halo-cpu",
@@ -350,16 +352,15 @@ def one_number_lines(steps: Sequence[Step]) -> Iterator[str]:
     yield f"| after one measured rate of the chip | {scores(after)} |"
 
 
-def step_lines(steps: Sequence[Step]) -> Iterator[str]:
+def step_table(steps: Sequence[Step]) -> Table:
     """Every measured step, the worst of each chip, model and format."""
-    yield "| chip | model | format | backend | rows | context | measured ms | predicted ms | error |"
-    yield "|---|---|---|---|---:|---:|---:|---:|---:|"
+    columns = ("chip", "model", "format", "backend", "rows", "context", "measured ms", "predicted ms", "error %")
+    lines = []
     for step in sorted(steps, key=lambda s: (s.maker, s.rate)):
-        rate = step.rate
-        yield (
-            f"| {rate.chip} | {rate.model} | {rate.quant} | {rate.backend} | {rate.rows} | {rate.context:,} | "
-            f"{rate.seconds * 1e3:.2f} | {step.shipped_s * 1e3:.2f} | {step.shipped_s / rate.seconds - 1:+.0%} |"
-        )
+        rate, ms = step.rate, (round(1e3 * one, 2) for one in (step.rate.seconds, step.shipped_s))
+        error = round(100 * (step.shipped_s / rate.seconds - 1))
+        lines.append([rate.chip, rate.model, rate.quant, rate.backend, rate.rows, rate.context, *ms, error])
+    return Table("Steps on laptops and consumer cards", columns, lines)
 
 
 class Rig(NamedTuple):
@@ -539,7 +540,7 @@ def threshold_lines(folder: Path, model: str) -> Iterator[str]:
         yield f"| {rig.name} {rig.chips} | {plain:.1f} tok/s | {threshold:.1f} tok/s | {threshold / plain - 1:+.0%} |"
 
 
-HEAD = """# Laptops and consumer cards, every row
+HEAD = """# Laptops and consumer cards
 
 Written by `python -m validation.local` of Forerun VERSION from collected measurements of others (llama.cpp's own
 threads and benchmarks, community tables; they do not ship). Errors are predicted over measured seconds, less one.
@@ -553,8 +554,8 @@ Metal's rows by builds before September 2025 carry what a product cost more ther
 """
 
 
-def page(folders: Sequence[Path], model: str) -> str:
-    """The page in Markdown."""
+def page(folders: Sequence[Path], model: str) -> tuple[str, Table]:
+    """The page in Markdown, and its rows."""
     rates = [rate for folder in folders for rate in measured(folder)]
     steps, refused = [], 0
     for rate in dict.fromkeys(rates):
@@ -574,13 +575,12 @@ def page(folders: Sequence[Path], model: str) -> str:
             ("Confidence threshold", threshold_lines(folder, model)),
             ("Several streams", stream_lines(folder, model)),
         ]
-    parts.append(("Every step", step_lines(short)))
     lines = [HEAD.replace("VERSION", VERSION)]
     for title, made in parts:
         lines += [f"## {title}", "", *made, ""]
     if refused:
         lines.append(f"{refused} rows name a format or a model that cannot be run as named.")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n", step_table(short)
 
 
 def main() -> None:
@@ -590,7 +590,10 @@ def main() -> None:
     parser.add_argument("--model", required=True, metavar="CONFIG", help="config.json of the 27B model")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="page to write")
     options = parser.parse_args()
-    options.out.write_text(page(options.data, options.model), encoding="utf-8")
+    text, steps = page(options.data, options.model)
+    rows = options.out.with_name(ROWS_FILE)
+    options.out.write_text(text, encoding="utf-8")
+    rows.write_text(rows_text(read_rows(rows) | by_title(steps)), encoding="utf-8")
 
 
 if __name__ == "__main__":

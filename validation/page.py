@@ -1,53 +1,37 @@
-"""The page "How far to trust it": the words of ``page.md``, every comparison, and what was fitted on what."""
+"""The page "Every comparison": what one measured run changes, known failures, and where every row stands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from dashboards.recorded_errors import SECTIONS, ErrorRow
-from validation.facts import facts
+from dashboards.recorded_errors import ErrorRow
+from forerun.tables import Table
 
 SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
 """Words of a profile whose fit left out what ``SPLIT`` of the kernels holds out."""
+MARKS = {"sources": "Before and after one measured run", "constants": "Constants of engines: a quarter more of each"}
+"""Tables of the page, by their marks in its text."""
+MOST_SHOWN = 10
 
 
-def trust_page(rows: Sequence[ErrorRow], version: str) -> str:
+def trust_page(rows: Sequence[ErrorRow], version: str, tables: Mapping[str, Table] | None = None) -> str:
     """The page in Markdown.
 
     Args:
         rows: every comparison on record.
         version: of Forerun.
+        tables: those of ``rows.json``, by title.
     """
-    page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-    fitted = "\n".join(f"| {f.constant} | {f.table} | {f.rows} | {f.split} |" for f in facts())
-    page = page.replace("<!-- fitted -->", f"| constant | table | rows | split |\n|---|---|---|---|\n{fitted}")
-    for section in SECTIONS:
-        section_rows = [row for row in rows if row.section == section]
-        tables = "\n".join(_tables(section_rows)) if section_rows else "Not computed yet."
-        page = page.replace(f"<!-- {section} -->", tables.rstrip())
-    return page.replace("VERSION", version)
-
-
-def _tables(rows: Sequence[ErrorRow]) -> Iterator[str]:
-    for ships, title in ((True, "Anyone can compute these"), (False, "On measured tables that do not ship")):
-        part = [row for row in rows if row.ships is ships]
-        if not part:
-            continue
-        dates = sorted({row.date for row in part if row.date})
-        yield f"### {title}{f' ({dates[-1]})' if dates else ''}"
-        yield ""
-        kernels = part[0].section == "kernels"
-        more = " scored shapes |" if kernels else ""
-        yield f"| comparison | predicted | n | MAPE | median | bias | basis |{more} fitted |"
-        yield f"|---|---|---:|---:|---:|---:|---|{'---|' if kernels else ''}---|"
-        for row in part:
-            scored = f" {scored_shapes(row.fitted)} |" if kernels else ""
-            yield (
-                f"| {row.name} | {row.metric} | {row.n:,} | {_percent(row.mape)} | {_percent(row.median_ape)} | "
-                f"{_percent(row.bias, '+')} | {row.basis or ''} |{scored} {row.fitted} |"
-            )
-        yield ""
+    page = Path(__file__).with_suffix(".md").read_text(encoding="utf-8").replace("VERSION", version)
+    for mark, title in MARKS.items():
+        table = (tables or {}).get(title)
+        shown = "Not computed yet." if table is None else replace(table, rows=table.rows[:MOST_SHOWN]).markdown()
+        page = page.replace(f"<!-- {mark} -->", shown)
+    counts = Counter(row.section for row in rows)
+    return page.replace("COUNTS", ", ".join(f"{count:,} of {section}" for section, count in counts.items()))
 
 
 def scored_shapes(fitted: str) -> str:
@@ -59,7 +43,3 @@ def scored_shapes(fitted: str) -> str:
     if fitted.startswith("nothing"):
         return "nothing fitted"
     return "left out" if any(words in fitted for words in SPLIT_WORDS) else "may be in the fit"
-
-
-def _percent(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.1f} %"

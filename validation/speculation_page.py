@@ -1,4 +1,4 @@
-"""The page of published speculation: every row beside its prediction, failures left in."""
+"""The page of published speculation, by table, failures left in; and every row beside its prediction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.tables import Table
 from simulator.running.metrics.uncertainty import LEAST_SURE, MOST_SURE
 from simulator.studies.unshared import DEPLOYMENT, DRAFTING, known_errors
 from validation.facts import facts, fitted_words
@@ -50,7 +51,7 @@ def speculation_page(
         "tables": _tables(comparisons),
         "reliability": _reliability(),
         "over load": _over_load(over_load),
-        "rows": (*_curves(curves), *_rows(comparisons), *_refused(left), *listed),
+        "rows": (*_curves(curves), *_refused(left), *listed),
     }
     for name, lines in parts.items():
         page = page.replace(f"<!-- {name} -->", "\n".join(lines))
@@ -144,19 +145,18 @@ def _curves(curves: Sequence[CurveScore]) -> Iterator[str]:
     yield ""
 
 
-def _rows(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield from ("## Every row", "")
-    yield "| id | model | hardware | engine | method | K or nodes | load | length | published | predicted | error |"
-    yield "|---|---|---|---|---|---|---|---:|---:|---:|---:|"
+def speculation_rows(comparisons: Sequence[Comparison]) -> Table:
+    """Every published speed-up beside its prediction."""
+    columns = ("id", "model", "hardware", "engine", "method", "K or nodes", "load", "length", "published", "predicted",
+               "error %", "source")  # fmt: skip
+    lines = []
     for item in comparisons:
         row = item.row
         hardware = f"{row.chips or ''}{' x ' if row.chips else ''}{row.hardware or 'not stated'}"
-        yield (
-            f"| {row.id} | {row.model} | {hardware} | {row.engine or 'own code'} | {row.method} | "
-            f"{row.tokens or row.nodes or ''} | {row.load_type} {row.load} | {item.acceptance_length:.2f} | "
-            f"{row.speedup:.2f} | {item.predicted:.2f} | {100 * item.error:+.0f} % |"
-        )
-    yield ""
+        numbers = (round(item.acceptance_length, 2), row.speedup, round(item.predicted, 2), round(100 * item.error))
+        lines.append([row.id, row.model, hardware, row.engine or "own code", row.method, row.tokens or row.nodes or "",
+                      f"{row.load_type} {row.load}", *numbers, row.source])  # fmt: skip
+    return Table("Published speed-ups", columns, lines)
 
 
 def _refused(left: Sequence[Unpredicted]) -> Iterator[str]:

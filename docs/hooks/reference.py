@@ -544,7 +544,20 @@ def nothing() -> Iterator[str]:
     yield from ()
 
 
+def rows_page() -> Iterator[str]:
+    """Tables of every comparison as data for ``assets/rows.js``."""
+    from dashboards.recorded_errors import read_errors
+    from validation.rows import ROWS_FILE, error_rows, fitted_rows, plain, read_rows
+
+    folder = Path(__file__).resolve().parents[1] / "validation"
+    tables = [error_rows(read_errors(folder / "errors.json")), *read_rows(folder / ROWS_FILE).values(), fitted_rows()]
+    data = json.dumps([plain(table) for table in tables]).replace("<", "\\u003c")
+    yield '<div id="rows"></div>'
+    yield f'<script type="application/json" id="rows-data">{data}</script>'
+
+
 GENERATED = {
+    "rows": rows_page,
     "changelog": changelog,
     "documents": documents_page,
     "scenario": scenario_page,

@@ -82,6 +82,36 @@ def test_reference_is_whole(site):
         assert f'id="{name}"' in api, name
 
 
+def test_rows_of_every_comparison_are_sorted_and_narrowed(site):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on the path")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto((site / "validation" / "rows.html").as_uri())
+        page.get_by_role("button", name="mean error %").click()
+
+        def column(number):
+            cells = page.locator(f"#rows tbody td:nth-child({number})").all_inner_texts()
+            return [float(cell.replace(",", "")) for cell in cells]
+
+        first = column(5)
+        assert len(first) > 300
+        assert first == sorted(first)
+        page.get_by_role("button", name="mean error %").click()
+        assert column(5) != first
+        page.get_by_role("searchbox").fill("a100-sxm gemm")
+        names = page.locator("#rows tbody td:nth-child(2)").all_inner_texts()
+        assert names
+        assert all("a100-sxm" in name and "gemm" in name for name in names)
+        tables = page.get_by_label("table").locator("option").all_inner_texts()
+        assert len(tables) >= 7
+        browser.close()
+
+
 def test_every_metric_is_defined():
     """Keys of a run with everything in it, and columns of its tables, against the page of definitions."""
     from plain_scenario import plain_scenario

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dashboards.recorded_errors import ErrorRow, read_errors
+from forerun.tables import Table
+from forerun.version import VERSION
 from hwprofiles import KernelLibrary, load_chip
 from hwprofiles.choice import exact_names
 from simulator.replay.fit import core_rows, family_rows
@@ -13,14 +15,16 @@ from simulator.replay.speed_of_light import impossible_rows
 from simulator.replay.split import training_rows
 from traces.kernels import concatenate, read_kernels
 from validation.__main__ import main
+from validation.constants import constants_table
 from validation.facts import facts
 from validation.kernels import measured_kernel_errors
 from validation.page import scored_shapes, trust_page
 from validation.requests import measured_request_errors
+from validation.rows import ROWS_FILE, by_title, error_rows, fitted_rows, plain, read_rows, rows_text
 from validation.shipped import SPLIT, shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores, group_scores, load_published
 from validation.speculation.adaptive import adaptive_tables
-from validation.speculation_page import speculation_page
+from validation.speculation_page import speculation_page, speculation_rows
 
 ROW = ErrorRow("kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0, "calibrated", "nothing", True)
 
@@ -29,31 +33,54 @@ def rows(group):
     return [row for row in load_published() if row.group == group]
 
 
-def test_page_shows_every_row():
+def test_every_row_of_the_record_is_a_row_of_the_sortable_page():
     rows = [ROW, *shipped_errors(["attention"]).rows]
-    page = trust_page(rows, "1.2.3")
-    assert "1.2.3" in page
-    assert all(f"| {row.name} |" in page for row in rows)
-    assert "| gemm | seconds | 10 | 5.0 % | 4.0 % | +1.0 % |" in page
+    table = error_rows(rows)
+    assert [line[1] for line in table.rows] == [row.name for row in rows]
+    assert table.rows[0][:7] == ["kernels", "gemm", "seconds", 10, 5.0, 4.0, 1.0]
 
 
-def test_page_says_of_every_kernel_row_whether_the_fit_saw_it():
+def test_every_kernel_row_says_whether_the_fit_saw_it():
     """A profile that names the split left the scored shapes out; one that does not may have seen them."""
     split = f"train={SPLIT.train:g},seed={SPLIT.seed}"
     assert scored_shapes("nothing") == "nothing fitted"
     assert scored_shapes(f"tables; errors of shapes held out ({split})") == "left out"
     assert scored_shapes("tables; errors of shapes held out (train=0.5,seed=3)") == "may be in the fit"
     assert scored_shapes("tables; in-sample error 6 %") == "may be in the fit"
-    page = trust_page([ROW, replace(ROW, name="moe", fitted="all of it")], "1")
-    assert "| basis | scored shapes | fitted |" in page
-    assert "| calibrated | nothing fitted | nothing |" in page
-    assert "| calibrated | may be in the fit | all of it |" in page
+    table = error_rows([ROW, replace(ROW, name="moe", fitted="all of it")])
+    place = table.columns.index("shapes")
+    assert [line[place] for line in table.rows] == ["nothing fitted", "may be in the fit"]
 
 
-def test_page_lists_every_fact():
-    page = trust_page([ROW], "1")
-    for fact in facts():
-        assert f"| {fact.constant} | {fact.table} | {fact.rows} | {fact.split} |" in page
+def test_every_fact_is_a_row_of_the_sortable_page():
+    assert list(fitted_rows().rows) == list(facts())
+
+
+def test_the_first_screen_is_ten_measurers_and_the_page_counts_its_rows(project_root):
+    folder = project_root / "docs" / "validation"
+    tables, rows = read_rows(folder / ROWS_FILE), read_errors(folder / "errors.json")
+    page = trust_page(rows, VERSION, tables)
+    assert page == (folder / "index.md").read_text(encoding="utf-8")
+    top = page.splitlines()[:20]
+    assert sum(line.startswith("| ") and "%" in line for line in top) == 10
+    assert f"{sum(row.section == 'kernels' for row in rows):,} of kernels" in page
+    assert len(page.split()) < 4000
+
+
+def test_rows_keep_what_is_not_computed_anew(tmp_path):
+    path, one, two = tmp_path / ROWS_FILE, Table("one", ("a", "b"), [["x", 1.5]]), Table("two", ("c",), [["y"]])
+    path.write_text(rows_text(by_title(one)))
+    path.write_text(rows_text(read_rows(path) | by_title(two)))
+    assert [plain(table) for table in read_rows(path).values()] == [plain(one), plain(two)]
+
+
+def test_constants_of_engines_are_listed_with_what_moves_with_them():
+    table = constants_table()
+    moved = {(line[0], line[1], line[3]): line[4:7] for line in table.rows}
+    ttft, tpot, throughput = moved["vllm-0.11", "step_s", "8 streams"]
+    assert tpot > 1.0 > ttft
+    assert throughput < 0.0
+    assert {line[0] for line in table.rows} > {"vllm", "sglang", "trtllm"}
 
 
 def test_the_summary_quotes_the_record(project_root):
@@ -75,17 +102,17 @@ def test_pages_name_no_place_of_the_machine_that_wrote_them(project_root):
 
 def test_command_updates_a_part_and_keeps_the_rest(tmp_path, capsys):
     assert main(["alspec", "--out", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"errors.json", "index.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {"errors.json", "index.md", "rows.json"}
     assert main(["kernels", "--data", "nowhere"]) == 2
     assert main(["requests"]) == 2
     assert "--data names the folder" in capsys.readouterr().err
 
 
-def test_page_holds_every_row_and_every_refusal():
+def test_rows_and_page_hold_every_row_and_every_refusal():
     chosen = rows("trtllm_dsr1_mtp")[:1] + rows("chen2023")
     compared, left = compare_published(chosen)
     page = speculation_page(compared, left, curve_scores(), compare_adaptive(), "1.2.3")
-    assert compared[0].row.id in page
+    assert [line[0] for line in speculation_rows(compared).rows] == [item.row.id for item in compared]
     assert f"| {len(left)} | {left[0].reason} |" in page
     assert all(item.row.source in page for item in compared)
     assert "1.2.3" in page

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import as_file, files
 from math import exp, hypot, log, sqrt
@@ -330,7 +331,6 @@ def coverage_of_tables(figures: Sequence[ServedFigure]) -> Table:
 
 def bands_page(figures: Sequence[ServedFigure], after: Table, version: str) -> str:
     """``docs/validation/bands.md``."""
-    builds = coverage_by(figures, ["table", "engine", "chip"], lambda one: [one.table, one.engine, one.card])
     return (
         "# Which measurements lie inside the intervals?\n\n"
         f"Written by `python -m validation bands` of Forerun {version}. Of every table, runs of each release and kind "
@@ -340,8 +340,14 @@ def bands_page(figures: Sequence[ServedFigure], after: Table, version: str) -> s
         "## After measuring\n\nFrom one run in the middle of a deployment's loads, and from its lowest, middle and "
         "highest load; scored on the deployment's other runs, at other loads, lengths or layouts. Parameters and ends "
         f"come from other tables.\n\n{after.markdown()}\n\n## Before measuring\n\n"
-        f"{coverage_of_tables(figures).markdown()}\n\n## By engine build and chip\n\n{builds.markdown()}\n"
+        f"{coverage_of_tables(figures).markdown()}\n\nBy engine build and chip: [every row](rows.md).\n"
     )
+
+
+def coverage_of_builds(figures: Sequence[ServedFigure]) -> Table:
+    """:func:`coverage_by` of engine builds and chips."""
+    table = coverage_by(figures, ["table", "engine", "chip"], lambda one: [one.table, one.engine, one.card])
+    return replace(table, title="Measured runs inside their intervals, by build and chip")
 
 
 def served_text(figures: Sequence[ServedFigure], process: Mapping[str, Any]) -> str:

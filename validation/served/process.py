@@ -13,6 +13,7 @@ from scipy.special import gammaln
 
 from forerun.arrays import FloatArray
 from forerun.tables import Table, Value
+from forerun.yaml_files import packaged
 from simulator.running.metrics.posterior import (
     KINDS,
     LEAST_NOISE,
@@ -47,6 +48,8 @@ TIE = 0.002
 DEGREES = 2.5
 """Degrees of freedom. Of 2.1 (the most likely ones), 2.5, 3.2, 4.7 and 8, these have the best interval scores."""
 STEP_LIMIT = 100_000
+MOST_SOURCES, SHOWN_KINDS = 10, ("tpot", "ttft", "throughput")
+"""Tables and figures of ``sources_table``."""
 
 
 def process_of(values: FloatArray) -> Process:
@@ -206,6 +209,24 @@ def process_values(process: Process, ends: Mapping[str, Any]) -> dict[str, Any]:
     values = {field.name: getattr(process, field.name) for field in fields(Process)}
     plain = {name: np.round(value, 4).tolist() for name, value in values.items()}
     return plain | {"ends": dict(ends)}
+
+
+def sources_table(held_out: Mapping[str, Sequence[Trial]]) -> Table:
+    """Errors by who measured, of the tables with most runs, before and after one run of the deployment was measured."""
+    names, tables = packaged("validation.served", "sources.yaml"), defaultdict[str, list[Trial]](list)
+    for one in held_out["one run"]:
+        tables[one.figure.table].append(one)
+    lines = []
+    for table, own in sorted(tables.items(), key=lambda item: -len(item[1]))[:MOST_SOURCES]:
+        runs, cells = len({one.figure.run for one in own}), []
+        for kind in SHOWN_KINDS:
+            some = [one for one in own if one.figure.kind == kind]
+            error, mean = np.array([(one.figure.error, one.mean) for one in some] or [(0.0, 0.0)]).T
+            offs = [100 * float(np.median(np.abs(np.exp(c - error) - 1))) for c in (0.0 * mean, mean) if some]
+            cells.append(" to ".join(f"{off:.0f} %" for off in offs) or "-")
+        lines.append([*names.get(table, [table, ""]), runs, *cells])
+    columns = ("who measured", "what", "runs", "TPOT: before, after one run", "TTFT", "throughput")
+    return Table("Before and after one measured run", columns, lines, name="sources")
 
 
 class Outcome(NamedTuple):
