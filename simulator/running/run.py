@@ -379,6 +379,6 @@ def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
         )
     yield (
         f"every answer has {outputs[0]} tokens, so the {most} requests of the closed loop stay in step: they end and "
-        f"come back together, and their prompts queue behind one another. {apart}. Give workload.output_tokens a spread, "
-        f"such as {{distribution: uniform, min: {low}, max: {high}}}"
+        f"come back together, and their prompts queue behind one another. {apart}. Give workload.output_tokens a "
+        f"spread, such as {{distribution: uniform, min: {low}, max: {high}}}"
     )
