@@ -28,11 +28,10 @@ from simulator.cli.output import Progress, console
 from simulator.running.metrics.files import StagedFiles
 from validation.constants import constants_table
 from validation.kernels import measured_kernel_errors
-from validation.page import trust_page
+from validation.page import ROWS_FILE, by_title, read_rows, rows_text, trust_page
 from validation.record import errors_document, merged
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
-from validation.rows import ROWS_FILE, by_title, read_rows, rows_text
 from validation.served.bands import (
     bands_page,
     coverage_of_builds,

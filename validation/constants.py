@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from forerun.errors import ForerunError
@@ -50,7 +50,7 @@ def _lines(name: str) -> Iterator[list[Value]]:
                 yield [name, constant, f"{value:.3g}", load, *shown, words or framework.source.kind]
 
 
-def _largest(line: list[Value]) -> float:
+def _largest(line: Sequence[Value]) -> float:
     return max(abs(float(str(one))) for one in line[4:7])
 
 

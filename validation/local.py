@@ -21,7 +21,7 @@ import numpy as np
 
 from forerun.arrays import FloatArray
 from forerun.errors import ForerunError
-from forerun.tables import Table
+from forerun.tables import Table, Value
 from forerun.version import VERSION
 from hwprofiles import ProfileError, chip_names, load_chip
 from hwprofiles.catalogue import local_backends
@@ -35,7 +35,7 @@ from simulator.speculation.level_decay import fit_acceptance_lengths
 from simulator.studies.steady_state.prices import decode_steps
 from simulator.studies.tune.machine import MachinePrices, fit_machine
 from simulator.timing import ModelTimer
-from validation.rows import ROWS_FILE, by_title, read_rows, rows_text
+from validation.page import ROWS_FILE, by_title, read_rows, rows_text
 
 CHIPS = {"Radeon 8060S": "strix-halo", "A100 80GB": "a100-pcie-80gb", "M1 Pro 14-core": "apple-m1-pro-14",
          "Tesla V100": "v100-pcie", "Tesla V100 16GB SXM2": "v100-sxm", "Ryzen AI Max+ 395 CPU": "strix-halo-cpu",
@@ -352,12 +352,12 @@ def one_number_lines(steps: Sequence[Step]) -> Iterator[str]:
     yield f"| after one measured rate of the chip | {scores(after)} |"
 
 
-def step_table(steps: Sequence[Step]) -> Table:
+def local_steps(steps: Sequence[Step]) -> Table:
     """Every measured step, the worst of each chip, model and format."""
     columns = ("chip", "model", "format", "backend", "rows", "context", "measured ms", "predicted ms", "error %")
-    lines = []
+    lines: list[list[Value]] = []
     for step in sorted(steps, key=lambda s: (s.maker, s.rate)):
-        rate, ms = step.rate, (round(1e3 * one, 2) for one in (step.rate.seconds, step.shipped_s))
+        rate, ms = step.rate, [round(1e3 * one, 2) for one in (step.rate.seconds, step.shipped_s)]
         error = round(100 * (step.shipped_s / rate.seconds - 1))
         lines.append([rate.chip, rate.model, rate.quant, rate.backend, rate.rows, rate.context, *ms, error])
     return Table("Steps on laptops and consumer cards", columns, lines)
@@ -580,7 +580,7 @@ def page(folders: Sequence[Path], model: str) -> tuple[str, Table]:
         lines += [f"## {title}", "", *made, ""]
     if refused:
         lines.append(f"{refused} rows name a format or a model that cannot be run as named.")
-    return "\n".join(lines) + "\n", step_table(short)
+    return "\n".join(lines) + "\n", local_steps(short)
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
-"""The page "Every comparison": what one measured run changes, known failures, and where every row stands."""
+"""The page "How far to trust it", and every comparison as data: ``rows.json``, one sortable page of the site."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dashboards.recorded_errors import ErrorRow
-from forerun.tables import Table
+from forerun.document import Json, json_text
+from forerun.tables import Table, cell_text
+from validation.facts import facts
 
+ROWS_FILE = "rows.json"
 SPLIT_WORDS = ("held out (train=0.7,seed=1)", "on the other 70% of the shapes")
 """Words of a profile whose fit left out what ``SPLIT`` of the kernels holds out."""
 MARKS = {"sources": "Before and after one measured run", "constants": "Constants of engines: a quarter more of each"}
@@ -43,3 +47,47 @@ def scored_shapes(fitted: str) -> str:
     if fitted.startswith("nothing"):
         return "nothing fitted"
     return "left out" if any(words in fitted for words in SPLIT_WORDS) else "may be in the fit"
+
+
+def read_rows(path: Path) -> dict[str, Table]:
+    """Tables of the file at ``path`` by title; none without the file."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["tables"] if path.exists() else []
+    return {one["title"]: Table(**one) for one in kept}
+
+
+def rows_text(tables: Mapping[str, Table]) -> str:
+    """Content of the file."""
+    return json_text({"tables": [plain(one) for one in tables.values()]})
+
+
+def by_title(*tables: Table) -> dict[str, Table]:
+    """Tables by their titles."""
+    return {table.title: table for table in tables}
+
+
+def plain(table: Table) -> Json:
+    """A table as plain values."""
+    rows = [[cell if isinstance(cell, int | float) else cell_text(cell) for cell in row] for row in table.rows]
+    return {"title": table.title, "columns": list(table.columns), "rows": rows}
+
+
+def error_rows(rows: Sequence[ErrorRow]) -> Table:
+    """Every comparison on record, in percent of the measurement."""
+    columns = ("of", "comparison", "predicted", "n", "mean error %", "median %", "bias %", "basis", "ships", "shapes",
+               "fitted on", "date")  # fmt: skip
+    lines = [
+        [row.section, row.name, row.metric, row.n, *(_rounded(e) for e in (row.mape, row.median_ape, row.bias)),
+         row.basis or "", "yes" if row.ships else "", scored_shapes(row.fitted) if row.section == "kernels" else "",
+         row.fitted, row.date]
+        for row in rows
+    ]  # fmt: skip
+    return Table("Every comparison", columns, lines)
+
+
+def _rounded(error: float | None) -> float | str:
+    return "" if error is None else round(error, 1)
+
+
+def fitted_rows() -> Table:
+    """Every fitted constant, and the rows that it was fitted on."""
+    return Table("What was fitted on what", ("constant", "table", "rows", "split"), facts())

@@ -547,7 +547,7 @@ def nothing() -> Iterator[str]:
 def rows_page() -> Iterator[str]:
     """Tables of every comparison as data for ``assets/rows.js``."""
     from dashboards.recorded_errors import read_errors
-    from validation.rows import ROWS_FILE, error_rows, fitted_rows, plain, read_rows
+    from validation.page import ROWS_FILE, error_rows, fitted_rows, plain, read_rows
 
     folder = Path(__file__).resolve().parents[1] / "validation"
     tables = [error_rows(read_errors(folder / "errors.json")), *read_rows(folder / ROWS_FILE).values(), fitted_rows()]

@@ -371,14 +371,14 @@ def _in_step(stream: RequestStream, drafting: bool) -> Iterator[str]:
         return
     low, high = (round(share * outputs[0]) for share in (0.9, 1.1))
     if drafting:
-        apart = "Requests accept drafts unequally, and measured loops are out of step: TTFT is much shorter there"
+        why = "Requests accept drafts unequally, and measured loops are out of step: TTFT is much shorter there"
     else:
-        apart = (
+        why = (
             "Answers of real requests differ: with 10 % of spread TTFT of Llama-3.1-8B at 64 at once is a third, TPOT "
             "within a few percent"
         )
     yield (
         f"every answer has {outputs[0]} tokens, so the {most} requests of the closed loop stay in step: they end and "
-        f"come back together, and their prompts queue behind one another. {apart}. Give workload.output_tokens a "
+        f"come back together, and their prompts queue behind one another. {why}. Give workload.output_tokens a "
         f"spread, such as {{distribution: uniform, min: {low}, max: {high}}}"
     )

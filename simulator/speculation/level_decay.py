@@ -27,7 +27,7 @@ from simulator.speculation.closed_form import check_length, expected_length, ris
 MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""
 LEAST_DECAY = 1e-3
-FIRST_APART = 3.84
+FIRST_DIFFERS = 3.84
 """Gain in deviance at which the first position is off the law of the others: a likelihood ratio at 95 %."""
 TINY = 1e-9
 
@@ -221,7 +221,7 @@ def extended(conditional: Sequence[float], positions: int, drafts: float | None 
     fit = fit_survival(survival, drafts)
     if len(conditional) > 2:
         later = fit_survival(survival, drafts, start=1)
-        if fit.deviance is None or later.deviance is None or fit.deviance - later.deviance > FIRST_APART:
+        if fit.deviance is None or later.deviance is None or fit.deviance - later.deviance > FIRST_DIFFERS:
             fit = later
     return np.concatenate((np.asarray(conditional), fit.model.conditional(positions)[len(conditional) :]))
 

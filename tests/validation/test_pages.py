@@ -18,9 +18,18 @@ from validation.__main__ import main
 from validation.constants import constants_table
 from validation.facts import facts
 from validation.kernels import measured_kernel_errors
-from validation.page import scored_shapes, trust_page
+from validation.page import (
+    ROWS_FILE,
+    by_title,
+    error_rows,
+    fitted_rows,
+    plain,
+    read_rows,
+    rows_text,
+    scored_shapes,
+    trust_page,
+)
 from validation.requests import measured_request_errors
-from validation.rows import ROWS_FILE, by_title, error_rows, fitted_rows, plain, read_rows, rows_text
 from validation.shipped import SPLIT, shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores, group_scores, load_published
 from validation.speculation.adaptive import adaptive_tables

@@ -130,14 +130,14 @@ def test_a_wrong_name_is_one_line_with_the_nearest():
 
 def test_rates_of_three_positions_continue_without_bias(shared_data):
     """Rates per position of AMD's blog: known for three positions, continued to K = 5..8. Block drafters level out."""
-    found = defaultdict(list)
+    longest = defaultdict(list)
     with (shared_data / "measured_2026" / "spec_amd_blog_per_position.csv").open() as file:
         for row in csv.DictReader(file):
             rates = [float(row[f"pos{i}_accept_rate"]) for i in range(15) if row[f"pos{i}_accept_rate"]]
             name = (row["model"], row["method"], row["draft_model"], row["benchmark"])
-            found[name] = max(found[name], rates, key=len)
+            longest[name] = max(longest[name], rates, key=len)
     bias = defaultdict(list)
-    for (_, method, *_), measured in found.items():
+    for (_, method, *_), measured in longest.items():
         if len(measured) >= 5:
             deepest = min(8, len(measured))
             survival = np.cumprod(extended(conditional_rates(measured[:3]), deepest))
