@@ -328,6 +328,8 @@ class _Replica:
         framework = framework.with_experts(chip.name, self.architecture, self.weight_dtypes["expert"])
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
+        if chip.compute.asynchronous or reaches(engine.framework, engine.release, framework.sinks_captured or "0"):
+            framework = framework.model_copy(update={"sink_launches": 0})
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
         if engine.moe_backend != "auto":
@@ -568,6 +570,11 @@ class _Replica:
                 f"hardware: {hardware.chips_per_replica * hardware.speculative_parallel} chips are more than one "
                 f"server of {SERVER_CHIPS} x {pool.chip.name}: servers are taken as joined by {network}, with "
                 f"{pool.chip.links.scale_up} inside; hardware.link names another link"
+            )
+        if hardware.link == "tenstorrent-galaxy":
+            yield (
+                "hardware: a Galaxy is priced with the operations of smaller boards; its own implementations (weights "
+                "fetched ahead, reductions along one side of the mesh) take about half as long, as of Llama-70B"
             )
         if hardware.layers_on or hardware.tensor_chips:
             yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"

@@ -28,7 +28,7 @@ MOST_DECAY = 1.25
 """Largest factor per doubling of the position that a fit returns; above 1 rates rise with depth (n-gram drafters)."""
 LEAST_DECAY = 1e-3
 FIRST_DIFFERS = 3.84
-"""Gain in deviance at which the first position is off the law of the others: a likelihood ratio at 95 %."""
+"""Gain in deviance at which the first position is off the others' law: a likelihood ratio at 95 %."""
 TINY = 1e-9
 
 

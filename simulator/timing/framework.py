@@ -15,7 +15,7 @@ from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
-from simulator.llm.layers import MoeMlp
+from simulator.llm.layers import Attention, MoeMlp
 from simulator.llm.mixers import CompressedAttention, SelectiveAttention
 from simulator.timing.releases import reaches
 
@@ -42,7 +42,7 @@ class ElementwiseKernels(BaseModel):
 
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
-    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s"),
+    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s", "sink_launches"),
     *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s"),
     "reserved_bytes",
 )
@@ -81,6 +81,10 @@ class Framework(BaseModel):
     eager_launch_s: float = Field(ge=0)
     uncompiled_launch_s: float = Field(default=0.0, ge=0)
     """Host time per kernel if graphs, and so compilation, are switched off; used if longer than ``eager_launch_s``."""
+    sink_launches: int = Field(default=0, ge=0)
+    """Launches of a layer's attention with sinks outside captured graphs, before Hopper and ``sinks_captured``."""
+    sinks_captured: str | None = None
+    """Release from which captured graphs contain attention in Triton's kernels."""
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
@@ -229,6 +233,12 @@ class Framework(BaseModel):
         )
         experts_s = self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s
         return dense + routed * experts_s + sparse * self.eager_sparse_s
+
+    def sinks_s(self, architecture: Architecture) -> float:
+        """Host time outside captured graphs of attention with sinks, which a step in a graph cannot beat either."""
+        mixers = ((group.layer.mixer, group.count) for group in architecture.layer_groups)
+        layers = sum(count for mixer, count in mixers if isinstance(mixer, Attention) and mixer.sinks)
+        return self.sink_launches * self.uncompiled_launch_s * layers
 
     def with_experts(self, chip: str, architecture: Architecture, experts: str) -> Framework:
         """Variant of the engine with the extra time of layers of FP8 experts on the chip of this name."""

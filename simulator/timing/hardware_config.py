@@ -64,12 +64,12 @@ class HardwareConfig(Section):
     """Board power limit of every chip (``nvidia-smi -pl``), in watts. A limit lowers clocks and so compute; memory
     bandwidth hardly falls. Default: the chip's TDP."""
     link: str | None = None
-    """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link, or the
-    network between servers (its scale-out link) if a stage has more chips than a server. Chips of one server keep the
-    scale-up link under a network."""
+    """Link between the chips of a replica: catalogue name or path; default: the chip's own scale-up link. If a stage
+    has more chips than a server, the default is its scale-out link; chips of one server keep the scale-up link under a
+    network."""
     pipeline_link: str | None = None
-    """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage, or the
-    network between servers if all stages have more chips than a server."""
+    """Link between pipeline stages: catalogue name or path; default: the link between the chips of a stage. If all
+    stages together have more chips than a server, the default is the chip's scale-out link."""
 
     @model_validator(mode="before")
     @classmethod

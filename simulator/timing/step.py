@@ -311,6 +311,7 @@ class StepTimer:
     """Tokens computed for a prompt, padding included, by its length; None if prompts are computed together."""
     _by_sequence: StepTimer | None = field(init=False, compare=False, default=None)
     _floor_s: float = field(init=False, compare=False)
+    _sinks_s: float = field(init=False, compare=False)
     """Minimum seconds of an uncaptured step, for launching every kernel one by one. It includes the read of the weights
     if that is slower than in a captured step."""
 
@@ -344,6 +345,7 @@ class StepTimer:
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel, deployment.cuda_graphs
         )
+        self._sinks_s = framework.sinks_s(architecture) if deployment.cuda_graphs else 0.0
         if framework.eager_read_share:
             bandwidth = framework.eager_read_share * deployment.chip.memory.bandwidth_bytes_per_s
             self._floor_s += deployment.layer_weight_bytes / bandwidth
@@ -423,7 +425,8 @@ class StepTimer:
                 part *= even
             total.add(self._experts.rows(step.expert_tokens))
         uncaptured = self._eager(tokens) | ((step.work.prefill_seqs > 0) & self._decode_graphs)
-        total.host_s += np.where(uncaptured, np.maximum(0.0, self._floor_s - total.device_s), 0.0)
+        floor_s = np.where(uncaptured, self._floor_s, (tokens > 0) * self._sinks_s)
+        total.host_s += np.maximum(0.0, floor_s - total.device_s)
         if self._prompt_sizes is None:
             return total
         every = Costs.zeros(len(tokens))
@@ -446,6 +449,8 @@ class StepTimer:
             total += self._experts.seconds(step.expert_tokens)
         if look_up(self._eager, step.tokens) or (prefilling and self._decode_graphs):
             total = functions_of(total).maximum(total, self._floor_s)
+        elif self._sinks_s and step.tokens:
+            total = functions_of(total).maximum(total, self._sinks_s)
         return total if self._prompt_sizes is None else step.turns * total
 
     def layer_costs(self, layer: Layer, tokens: IntArray) -> Costs:

@@ -34,6 +34,13 @@ def test_more_chips_than_a_server_has_are_noted(hardware, noted):
     assert noted is None or noted in notes[0]
 
 
+def test_a_galaxy_says_whose_operations_price_it():
+    load = closed_loop(1, 1, 100, 10)
+    hardware = {"chip": "galaxy", "tensor_parallel": 8}
+    build = build_run(on_h100(load, model="llama-3.1-8b", hardware=hardware, engine={"framework": "tt-metal"}))
+    assert any("priced with the operations of smaller boards" in note for note in build.notes)
+
+
 def test_tensor_parallelism_across_servers_costs_their_network():
     """A step of DeepSeek-V3 on 16 H100 waits for 122 all-reduces of some 50 us each; nvlink4 has to be named."""
     load = closed_loop(1, 1, 100, 10)

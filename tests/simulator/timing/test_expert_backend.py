@@ -133,3 +133,32 @@ def test_the_run_length_moves_tpot_where_prompts_hold_up_decoding():
 def test_marlin_needs_experts_in_four_bits(model, message):
     with pytest.raises(ForerunError, match=f"engine.moe_backend: marlin .* {message}"):
         build_replica(scenario(moe_backend="marlin").with_values({"model": model}), 0)
+
+
+@pytest.mark.parametrize(
+    ("release", "chip", "measured"),
+    [
+        ("0.10.1", "a100-sxm-80gb", (90.0, 77.5, 77.5)),
+        ("0.19.0", "a100-sxm-80gb", None),
+        ("0.10.1", "h100-sxm", None),
+    ],
+)
+def test_attention_with_sinks_outside_graphs_leaves_nothing_to_more_chips(release, chip, measured):
+    """Tokens/s of gpt-oss-120b for one stream on 1, 2 and 4 A100 (vLLM 0.10.1, vllm#22331): no gain, but later."""
+    rates = []
+    for chips in (1, 2, 4):
+        one = plain_scenario(
+            "gpt-oss-120b",
+            chip,
+            256,
+            64,
+            2,
+            hardware={"chip": chip, "tensor_parallel": chips},
+            engine={"framework": "vllm", "release": release, "max_num_seqs": 16, "max_model_len": 8192},
+            workload={"arrivals": {"process": "closed-loop", "max_concurrency": 1}},
+        )
+        rates.append(1e3 / simulate(one).summary["mean_tpot_ms"])
+    if measured is None:
+        assert rates[2] > 1.2 * rates[0]
+    else:
+        assert rates == pytest.approx(measured, rel=0.16)
