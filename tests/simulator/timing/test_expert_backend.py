@@ -159,6 +159,6 @@ def test_attention_with_sinks_outside_graphs_leaves_nothing_to_more_chips(releas
         )
         rates.append(1e3 / simulate(one).summary["mean_tpot_ms"])
     if measured is None:
-        assert rates[2] > 1.2 * rates[0]
+        assert rates[2] > 1.1 * rates[0]
     else:
         assert rates == pytest.approx(measured, rel=0.16)
