@@ -19,8 +19,9 @@ class EngineConfig(Section):
     """Kernel library and host costs: vllm, sglang, trtllm, tt-metal, llama.cpp, mlx or generic. Default: tt-metal on
     Tenstorrent chips, with its own limits and formats (``forerun catalogue``), else vllm."""
     release: str | None = None
-    """Release that runs, such as ``0.11.0``; default: one that the constants were fitted on. It widens the intervals
-    where the fits do not know it, or where it came out too soon after the model."""
+    """Release that runs, such as ``0.11.0``; default: one that the constants were fitted on. It chooses the engine's
+    parameter set and defaults, and widens the intervals where the fits do not know it, or where it came out too soon
+    after the model."""
     scheduler: SchedulerName = "vllm-v1"
     """``vllm-v1``: one token budget shared by decoding and chunked prefill. ``prefill-first``: whole prompts before any
     decoding. ``sglang``: prompts first, cut where a step's budget ends. ``guaranteed-no-evict``: as ``vllm-v1``, and a
@@ -34,7 +35,8 @@ class EngineConfig(Section):
     """Decode steps per scheduling round (vLLM V0's ``--num-scheduler-steps``). A sequence that ends early is padded to
     the end of the round, and arrivals wait for that end."""
     max_num_seqs: PositiveInt = 256
-    """Maximum requests in a step; default under vLLM: 1024 on chips with at least 70 GiB except the A100, else 256."""
+    """Maximum requests in a step; default under vLLM: 1024 on chips with at least 70 GiB except the A100, else 256;
+    2048 under SGLang (of each attention group) and TensorRT-LLM."""
     max_num_batched_tokens: Tabulated = 8192
     """Most tokens in a step; default: 8192; under vLLM 2048 on chips of less than 70 GiB and the A100, more without a
     server; under SGLang 2048, 4096, 8192 or 16384, from 35, 60 and 160 GiB on."""
@@ -44,7 +46,7 @@ class EngineConfig(Section):
     """Tokens per KV block."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of each chip's memory that the engine may use. Default: under SGLang by its own rule; 1 on Tenstorrent;
-    else 0.9."""
+    0.92 under vLLM from 0.20 on; else 0.9."""
     num_kv_blocks: PositiveInt | None = None
     """A measured block count; overrides the estimate from memory."""
     kv_watermark: Share = 0.0
@@ -53,7 +55,7 @@ class EngineConfig(Section):
     """vLLM: True if a request joins the batch only when free blocks hold its whole prompt, not just its first chunk.
     Default: True under vLLM from 0.19 on."""
     enable_chunked_prefill: bool = True
-    """True if a prompt may be computed in parts over several steps."""
+    """True if a prompt may be computed in parts over several steps; default: False under TensorRT-LLM."""
     enable_prefix_caching: bool = True
     """True if blocks of equal content are shared between requests and stay cached after a request ends."""
     prefix_cache: Literal["blocks", "radix"] = "blocks"
