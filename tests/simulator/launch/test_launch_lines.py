@@ -63,6 +63,7 @@ LINES = {
     "python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 64": {
         "engine.max_num_seqs": 64
     },
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --api-server-count 4": {"engine.api_server_count": 4},
     "python -m sglang.launch_server --model-path Qwen/Qwen3-235B-A22B --tp 8 --dp 4 --enable-dp-attention --ep-size 8 "
     "--chunked-prefill-size 4096 --cuda-graph-max-bs 4": {
         "hardware.tensor_parallel": 2,
