@@ -9,7 +9,7 @@
   tables.forEach((table, index) => make("option", `${table.title} (${table.rows.length})`, chooser, { value: index }));
   const words = make("input", "", place, { type: "search", placeholder: "words to look for", ariaLabel: "words" });
   const count = make("p", "", place, { ariaLive: "polite" });
-  const scroll = make("div", "", place, { className: "md-typeset__scrollwrap", tabIndex: 0, role: "region", ariaLabel: "rows" });
+  const scroll = make("div", "", place, { tabIndex: 0, role: "region", ariaLabel: "rows" });
   const value = (cell) => (typeof cell === "number" ? cell : parseFloat(String(cell).replace(/[,+±]/g, "")));
   const MOST = 500;
   let column = -1, down = false;

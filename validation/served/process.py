@@ -223,7 +223,7 @@ def sources_table(held_out: Mapping[str, Sequence[Trial]]) -> Table:
             some = [one for one in own if one.figure.kind == kind]
             error, mean = np.array([(one.figure.error, one.mean) for one in some] or [(0.0, 0.0)]).T
             offs = [100 * float(np.median(np.abs(np.exp(c - error) - 1))) for c in (0.0 * mean, mean) if some]
-            cells.append(" to ".join(f"{off:.0f} %" for off in offs) or "-")
+            cells.append(f"{' to '.join(f'{off:.0f}' for off in offs)} %" if offs else "-")
         lines.append([*names.get(table, [table, ""]), runs, *cells])
     columns = ("who measured", "what", "runs", "TPOT: before, after one run", "TTFT", "throughput")
     return Table("Before and after one measured run", columns, lines, name="sources")
