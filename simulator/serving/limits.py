@@ -33,7 +33,7 @@ class EngineLimits:
     tokenisation_per_token_s: float = 0.0
     """Seconds per prompt token that the API server adds to that work: tokenisation."""
     streaming_s: float = 0.0
-    """Seconds that the API server works on the tokens of one request from one step, in the same queue as requests."""
+    """Seconds that the API server works on one request's tokens of one step, in the same queue as requests."""
     groups: int = 1
     """Attention groups that step together; the limits on sequences, tokens and blocks apply to each."""
     round_robin: bool = False
@@ -77,7 +77,7 @@ class EngineLimits:
         return self.api_server_work_s + self.tokenisation_per_token_s * input_tokens
 
     def api_server_busy_s(self, requests: Num, input_tokens: Num, chunks: Num) -> Num:
-        """Seconds that the API server works on requests with so many prompt tokens and streamed chunks in all."""
+        """Seconds of the API server's work on requests, their prompt tokens and streamed chunks, all together."""
         return (
             self.api_server_work_s * requests + self.tokenisation_per_token_s * input_tokens + self.streaming_s * chunks
         )

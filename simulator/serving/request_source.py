@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]", "memoryview[Any]"]
-"""Request numbers, the seconds at which the engine sees them, a one-element counter of requests taken, and the seconds
-that an API server which also streams works on each: times are then those of arrival, until it begins with a request."""
+"""Request numbers, the times at which the engine sees them, a one-element counter of requests taken, and seconds of work.
+
+The work is that of an API server that also streams: times are then those of arrival, until it begins with a request.
+"""
 
 
 class RequestSource(Protocol):
@@ -34,7 +36,7 @@ class RequestSource(Protocol):
     """One element: earliest time in seconds at which the engine may see another request; used where ``known`` is
     None."""
     sent_s: array[float]
-    """One element: time in seconds at which the next request that waits for the API server was sent; inf if none."""
+    """One element: time in seconds at which the next request in the API server's queue was sent; inf if none."""
     free_s: array[float]
     """One element: time in seconds at which the API server becomes idle."""
 

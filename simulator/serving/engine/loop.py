@@ -97,7 +97,7 @@ class Engine:
     _unseen_steps: cython.longlong
     """Decode steps since the last poll for requests; a prompt or a pause makes the next poll due."""
     client_s = cython.declare(cython.double, visibility="public")
-    """Time at which clients get the tokens of the latest step that gave any, after the API server's work on them."""
+    """Time at which clients get the tokens of the latest step with tokens, after the API server's work."""
     _given_s: cython.double
     """End of that step."""
     _gap_s: cython.double

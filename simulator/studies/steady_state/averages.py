@@ -101,8 +101,7 @@ class SteadyReplica:
 
     @cached_property
     def most_rate(self) -> float:
-        """Requests per second above which there is no steady state: the best batch up to ``places``, or what the API
-        server passes on."""
+        """Requests per second above which there is no steady state: those of the best batch, or of the API server."""
         if not self.work.decode_steps:
             return min(self.api_server.most_rate, 1.0 / float(self._added_s(1.0 / self.prices.budget_share)[0]))
         inner = (self.prices.batches > 0) & (self.prices.batches < self.places)
