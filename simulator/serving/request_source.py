@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Known = tuple["memoryview[Any]", "memoryview[Any]", "array[int]", "memoryview[Any]"]
-"""Request numbers, the times at which the engine sees them, a one-element counter of requests taken, and seconds of work.
+"""Request numbers, times at which the engine sees them, a one-element counter of requests taken, and seconds of work.
 
 The work is that of an API server that also streams: times are then those of arrival, until it begins with a request.
 """

@@ -30,8 +30,8 @@ class RouterConfig(Section):
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     """prefix-aware: and the factor between the two beyond which load decides."""
     table_tokens: PositiveInt | None = None
-    """prefix-aware: tokens of prompts sent to one replica that the router remembers. Default: what the replica's KV cache
-    and its host memory for evicted blocks hold."""
+    """prefix-aware: tokens of prompts sent to one replica that the router remembers. Default: what the KV cache of the
+    replica and its host memory for evicted blocks hold."""
     latency_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 0.0
     """Seconds that gateway and router take before a request reaches a replica."""
     max_outstanding: PositiveInt | None = None
