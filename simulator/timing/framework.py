@@ -16,7 +16,7 @@ from forerun.yaml_files import packaged
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, MoeMlp
-from simulator.llm.mixers import CompressedAttention, SelectiveAttention
+from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention
 from simulator.timing.releases import reaches
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
@@ -43,7 +43,8 @@ class ElementwiseKernels(BaseModel):
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
     *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s", "sink_launches"),
-    *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_sparse_s"),
+    *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s"),
+    *("eager_sparse_s", "eager_recurrent_s"),
     "reserved_bytes",
 )
 """Fields with host costs, which are not part of any kernel's price."""
@@ -76,6 +77,8 @@ class Framework(BaseModel):
     """Release from which MXFP4 experts run in Triton's kernels on Hopper; earlier ones run in Marlin kernels."""
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer with selective or compressed attention."""
+    eager_recurrent_s: float = Field(default=0.0, ge=0)
+    """Host time outside captured graphs that a layer with a recurrent state adds to its launches."""
     fp8_experts_s: dict[str, float] = Field(default_factory=dict)
     """Seconds per layer and step of FP8 experts in addition to their products, by chip name."""
     eager_launch_s: float = Field(ge=0)
@@ -231,8 +234,9 @@ class Framework(BaseModel):
             for group in architecture.layer_groups
             if isinstance(group.layer.mixer, SelectiveAttention | CompressedAttention)
         )
+        recurrent = sum(g.count for g in architecture.layer_groups if isinstance(g.layer.mixer, Recurrent))
         experts_s = self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s
-        return dense + routed * experts_s + sparse * self.eager_sparse_s
+        return dense + routed * experts_s + sparse * self.eager_sparse_s + recurrent * self.eager_recurrent_s
 
     def sinks_s(self, architecture: Architecture) -> float:
         """Host time outside captured graphs of attention with sinks, which a step in a graph cannot beat either."""

@@ -191,3 +191,21 @@ def test_eager_steps_take_as_long_as_their_launches(framework, model, measured_m
     launching, architecture = load_framework(framework), load_architecture(model)
     assert 1e3 * launching.launches_s(architecture, "bf16", graphs=False) == pytest.approx(measured_ms, rel=0.2)
     assert launching.launches_s(architecture, "bf16") < 0.25e-3 * measured_ms
+
+
+@pytest.mark.parametrize(("model", "layers"), [("qwen3.5-397b-a17b", 45), ("llama-3.1-8b", 0)])
+def test_layers_with_a_recurrent_state_launch_more_kernels_outside_graphs(model, layers):
+    framework, architecture = load_framework("sglang"), load_architecture(model)
+    without = framework.model_copy(update={"eager_recurrent_s": 0.0})
+    more_s = framework.launches_s(architecture, "fp8_block") - without.launches_s(architecture, "fp8_block")
+    assert more_s == pytest.approx(layers * framework.eager_recurrent_s)
+    assert framework.eager_recurrent_s > 0.0
+
+
+def test_layers_with_sparse_attention_launch_as_slowly_under_both_engines():
+    vllm, sglang = map(load_framework, ("vllm", "sglang"))
+    assert vllm.eager_sparse_s == sglang.eager_sparse_s
+    architecture = load_architecture("glm-5")
+    without = sglang.model_copy(update={"eager_sparse_s": 0.0})
+    more_s = sglang.launches_s(architecture, "fp8_block") - without.launches_s(architecture, "fp8_block")
+    assert more_s == pytest.approx(architecture.num_layers * sglang.eager_sparse_s)
