@@ -60,7 +60,7 @@ def test_a_comparison_of_policies_at_one_load_has_no_such_figure(comparison):
 
 
 def test_the_speculation_page_draws_it_for_a_better_or_worse_confidence_head():
-    chip = {"model": "llama-3.2-1b", "hardware": {"chip": "h100-sxm"}}
+    chip = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}}
     method = {"method": "parallel-draft", "acceptance": {"alpha": 0.6}}
     known = {head: _adaptive(json.dumps(chip | {"speculation": method}), head, 64, 40) for head in SEEN_CLASSES}
     assert len({data.fixed for data in known.values()}) == 1, "the best fixed K knows no confidence"

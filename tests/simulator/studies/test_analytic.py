@@ -59,7 +59,7 @@ def test_highest_rate_is_what_an_overloaded_engine_completes(name):
 def test_highest_rate_of_attention_groups_whose_prompts_exceed_one_groups_budget(framework, prompt):
     """Eight groups share a step; a prompt is computed by one of them, within that group's token budget."""
     hardware = {"chip": "b200-sxm", "attention_data_parallel": 8}
-    engine = {"framework": framework, "max_num_batched_tokens": 8192}
+    engine = {"framework": framework, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
     parts = {"model": "deepseek-v3", "hardware": hardware, "engine": engine}
     parts["input_tokens"] = lognormal(prompt, 0.5, 4 * prompt)
     top = max_request_rate(scenario(**parts))

@@ -114,7 +114,8 @@ def test_the_highest_rate_is_one_that_is_met_with_confidence():
 
 def test_the_highest_rate_with_the_model_error_lies_near_that_without():
     """Near capacity a slower engine misses by a factor of tens: no margin on the limit finds the rate that is sure."""
-    data = on_h100(poisson(20.0, 2000, lognormal(500, 0.8, 4096), lognormal(200, 0.6, 1024)))
+    arrivals = poisson(20.0, 2000, lognormal(500, 0.8, 4096), lognormal(200, 0.6, 1024))
+    data = on_h100(arrivals, engine={"api_server_count": 8})  # one server would limit the faster layout
     vary = {"hardware.tensor_parallel": [1, 8], "engine.max_num_batched_tokens": [2048]}
     given = {"max_rate": True, "slo": {"p99_ttft_ms": 500}, "vary": vary, "jobs": 1}
     with_error, without = (
