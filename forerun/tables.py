@@ -356,7 +356,9 @@ def _heading(column: str) -> str:
 def _records(table: Table, rows: Sequence[Sequence[Value]], width: int) -> RichTable:
     """Each row as a list of its cells, below its label."""
     names = [_heading(column) for column in table.columns]
-    first = min(max(map(len, names)), width // 2)
+    texts = (names, [cell_text(cell) for row in rows for cell in row])
+    longest_name, longest = (max(len(piece) for text in column for piece in pieces(text) or [""]) for column in texts)
+    first = max(longest_name, min(max(map(len, names)), width // 2, width - PADDING - longest))
     drawn = _empty(table, False, table.hidden)
     for size in (first, width - first - PADDING):
         drawn.add_column(no_wrap=True, width=size)

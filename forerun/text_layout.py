@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_AFTER_FIGURE = re.compile(r"(?:[munk]?s|min|h|d|%|[kMGT]?i?B|[kM]?[WJ]|[a-z]+/s|x)(?:\.\.|[,;:)]|$)")
+_AFTER_FIGURE = re.compile(r"(?:[munk]?s|min|h|d|%|[kMGT]?i?B|[kM]?[WJ]|[a-z]+/s|x)(?:\.\.[-+~$]?[.\d]|[,;:)]|$)")
 """Pattern of a word that belongs to the preceding number: a unit, alone or at the end of an interval."""
 
 

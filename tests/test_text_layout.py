@@ -4,7 +4,7 @@ import json
 from importlib.resources import files
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scenario_parts import burst, drafts
 from study_commands import WIDTHS, printed, same_at_every_width
@@ -28,7 +28,12 @@ def made_tables(draw):
     return Table(draw(WORD), columns, rows)
 
 
+NINE_COLUMNS = ["", "a", "a", "", "a", "a", "", "aa aaaaa 00.0 ms 0,000.0 req/s", ""]
+
+
 @given(made_tables(), st.sampled_from(WIDTHS))
+@example(Table("a", NINE_COLUMNS, [["a"] * 8 + [Cell("-000.000", "d..aaaaaaaaaaaaaaaaa")]] * 2), 60)
+@example(Table("a", NINE_COLUMNS, [["a"] * 8 + ["/".join(["abcd"] * 8)]] * 2), 60)
 def test_no_piece_of_a_cell_is_cut(table, width):
     text = printed(table, width)
     assert all(len(line) <= width for line in text.splitlines())
