@@ -103,11 +103,11 @@ def with_formats(architecture: Architecture, text: str, checkpoint: NamedCheckpo
 
 def _shortened(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """A name, and the rest of it after each ending that is removed, from the last, with the ending's row."""
-    from simulator.llm.gguf_file import recipe_of
-
     word = _word(text)
     yield word, {}
     if file_type := _FILE_TYPE.search(word):
+        from simulator.llm.gguf_file import recipe_of
+
         name = file_type[1] or file_type[2]
         word = word[: file_type.start()]
         yield word, {"formats": [name] if recipe_of(name) else []}

@@ -79,7 +79,7 @@ def test_one_value_has_no_interval():
 
 
 BASE = {
-    "load": {"request_rate": None, "arrival_rate": 4.0, "keeps_up": True},
+    "load": {"request_rate": None, "arrival_rate": 4.0, "keeps_up": True, "api_server_busy": None},
     "summary": {
         "completed": 10,
         "failed": 0,

@@ -12,8 +12,8 @@ from hwprofiles.dtypes import dtype_name
 from simulator.llm import load_architecture
 from simulator.llm.load import catalogue_model
 from simulator.running.build import build_replica
-from simulator.running.measured_runs import framework_of_version
 from simulator.timing import StepTimer, load_framework
+from simulator.timing.releases import framework_of_version
 
 
 def llama_70b(framework, tensor_parallel=4, **changes):
