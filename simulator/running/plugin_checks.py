@@ -39,6 +39,7 @@ BURST = {
 }
 POISSON = BURST | {"arrivals": {"process": "poisson", "request_rate": 200.0}}
 ENGINE = {"stepping": "exact-steps", "max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 512}
+ENGINE |= {"entry_point": "offline"}  # an API server hands on the prompts of a burst one by one
 SCHEDULED: Mapping[str, dict[str, Any]] = {
     "a burst": {"workload": BURST},
     "Poisson arrivals": {"workload": POISSON},
