@@ -328,7 +328,7 @@ class _Replica:
         framework = framework.with_experts(chip.name, self.architecture, self.weight_dtypes["expert"])
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
-        if chip.compute.asynchronous or reaches(engine.framework, engine.release, framework.sinks_captured or "0"):
+        if reaches(engine.framework, engine.release, framework.sinks_captured or "0"):
             framework = framework.model_copy(update={"sink_launches": 0})
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)

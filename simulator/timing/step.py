@@ -345,7 +345,8 @@ class StepTimer:
         self._floor_s = framework.launches_s(
             architecture, deployment.weight_dtypes["expert"], deployment.tensor_parallel, deployment.cuda_graphs
         )
-        self._sinks_s = framework.sinks_s(architecture) if deployment.cuda_graphs else 0.0
+        in_graphs = deployment.chip.compute.asynchronous or not deployment.cuda_graphs
+        self._sinks_s = 0.0 if in_graphs else framework.sinks_s(architecture)
         if framework.eager_read_share:
             bandwidth = framework.eager_read_share * deployment.chip.memory.bandwidth_bytes_per_s
             self._floor_s += deployment.layer_weight_bytes / bandwidth
