@@ -313,7 +313,8 @@ class _Replica:
         name = self.hardware.link or self.hardware.default_link(chip)
         link = self.assumed.link(name, "hardware.link") if name else None
         inner = chip.links.scale_up
-        if link is None or not link.network or inner in (None, name) or self.hardware.chips_per_stage <= SERVER_CHIPS:
+        linked = self.hardware.chips_per_stage * self.hardware.speculative_parallel
+        if link is None or not link.network or inner in (None, name) or linked <= SERVER_CHIPS:
             return link
         return link.model_copy(
             update={"server": self.assumed.link(inner, "hardware.link"), "server_chips": SERVER_CHIPS}

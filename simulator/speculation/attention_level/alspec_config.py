@@ -61,11 +61,12 @@ class AttentionSpeculationConfig(Section):
     token_correlation: Correlation = TOKEN_CORRELATION
     """Correlation of the errors of a layer in one step and in the next, likewise."""
     send_s: Cost | None = None
-    """Fixed part of the one-hop send; the transfer of its bytes is added."""
+    """Fixed part of the one-hop send; the transfer of its bytes and the latency of a network are added."""
     verify_s: Cost | None = None
     """Fixed part of a verification; the read of both outputs is added."""
     sync_s: Cost | None = None
-    """Fixed part of the synchronisation at the end of a layer. The transfer of residual and KV rows is added."""
+    """Fixed part of the synchronisation at the end of a layer. The transfer of residual and KV rows is added, and
+    the latency of a network for each of three messages."""
     skip_launch_s: Cost | None = None
     """Seconds to launch one skipped kernel."""
 

@@ -26,7 +26,7 @@ from simulator.speculation.attention_level.hit_rates import (
     rate_range,
 )
 from simulator.speculation.attention_level.layer import LayerTimes, Outcome, expected_pass_seconds, pass_seconds
-from simulator.speculation.attention_level.parameters import Parameter, mechanism_costs
+from simulator.speculation.attention_level.parameters import SYNC_PARTS, Parameter, mechanism_costs
 from simulator.timing import Deployment, StepTimer
 from simulator.timing.deployment import ACTIVATION_BYTES
 from simulator.timing.kernels import sizes_key
@@ -122,6 +122,12 @@ class SpeculativeAttention:
     def _cost(self, name: str, like: Num) -> Num:
         return self._each([costs[name] for costs in self._costs], like)
 
+    def _sent_s(self, name: str, sent_bytes: Num, like: Num, messages: int = 1) -> Num:
+        """Seconds of messages between the groups; a network between servers adds its latency to each."""
+        link = self._link
+        network_s = link.latency_s - (link.server.latency_s if link.server else 0.0) if link.network else 0.0
+        return self._cost(name, like) + messages * network_s + sent_bytes / link.bandwidth_bytes_per_s
+
     def _layer_rates(self, contexts: Num) -> list[Num]:
         """Hit rate of one query in every layer; layers whose rates are the same object have the same."""
         if len(self._configs) == 1:
@@ -142,7 +148,7 @@ class SpeculativeAttention:
     def exchange_s(self, shape: AttentionShape, tokens: Num) -> Num:
         """Seconds of one layer in which each group sends the other the KV of its prompt tokens. One message each way,
         not hidden behind attention."""
-        sent = self._cost("send_s", tokens) + tokens * shape.kv_bytes_per_token / self._link.bandwidth_bytes_per_s
+        sent = self._sent_s("send_s", tokens * shape.kv_bytes_per_token, tokens)
         return np.where(tokens > 0, sent, 0.0) if isinstance(tokens, np.ndarray) else sent if tokens else 0.0
 
     @property
@@ -238,9 +244,9 @@ class SpeculativeAttention:
             post_s=other - pre,
             exact_s=exact,
             window_s=np.minimum(window, exact),
-            send_s=self._cost("send_s", keys) + output_bytes / self._link.bandwidth_bytes_per_s,
+            send_s=self._sent_s("send_s", output_bytes, keys),
             verify_s=self._cost("verify_s", keys) + kernels.elementwise(VERIFY_KERNELS * output_bytes).memory_s,
-            sync_s=self._cost("sync_s", keys) + handed_over / self._link.bandwidth_bytes_per_s,
+            sync_s=self._sent_s("sync_s", handed_over, keys, len(SYNC_PARTS)),
             skip_pre_s=skipped * pre / other,
             skip_post_s=skipped * (other - pre) / other,
         )

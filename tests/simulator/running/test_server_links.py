@@ -51,3 +51,14 @@ def test_tensor_parallelism_across_servers_costs_their_network():
         tpot_ms[link] = run.summary["mean_tpot_ms"]
     assert tpot_ms[None] == tpot_ms["infiniband-ndr"]
     assert 122 * 0.035 < tpot_ms[None] - tpot_ms["nvlink4"] < 122 * 0.06
+
+
+def test_two_groups_on_two_servers_cost_the_network_only_between_them():
+    """Four messages of a layer wait for the network, 12.2 us more than NVLink each; all-reduces stay in a server."""
+    load = closed_loop(1, 1, 100, 10)
+    tpot_ms = {}
+    for link in (None, "nvlink4"):
+        hardware = {"chip": "h100-sxm", "tensor_parallel": 8, "speculative_parallel": 2, "link": link}
+        parts = {"attention_speculation": {"hit_rate": 0.875}, "hardware": hardware}
+        tpot_ms[link] = simulate(on_h100(load, model="llama-3.1-8b", **parts)).summary["mean_tpot_ms"]
+    assert 32 * 3 * 0.0122 < tpot_ms[None] - tpot_ms["nvlink4"] < 32 * 4 * 0.0125
