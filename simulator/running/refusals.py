@@ -17,7 +17,7 @@ from hwprofiles.catalogue import local_backends
 from hwprofiles.dtypes import GGUF_BLOCKS
 from simulator.llm import Architecture, MoeMlp, load_architecture
 from simulator.serving import Pool
-from simulator.serving.engine_config import EngineConfig
+from simulator.serving.engine_config import EngineConfig, has_several_api_servers
 from simulator.serving.fleet.fleet_config import (
     AutoscalerConfig,
     FaultsConfig,
@@ -265,7 +265,7 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
             "engine.stream_interval: only servers of vLLM, SGLang and TensorRT-LLM stream several tokens at once; "
             "remove it"
         )
-    if engine.api_server_count > 1 and not (framework.startswith("vllm") and engine.entry_point == "server"):
+    if engine.api_server_count > 1 and not has_several_api_servers(framework, engine.entry_point):
         raise ForerunError("engine.api_server_count: only vLLM's server has several API servers; remove it")
     if engine.backend is not None:
         backends = local_backends(load_chip(scenario.hardware.chip)) if framework == "llama.cpp" else ()

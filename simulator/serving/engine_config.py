@@ -12,6 +12,11 @@ from hwprofiles.library import CORRECTED
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
 
 
+def has_several_api_servers(framework: str, entry_point: str) -> bool:
+    """True if an engine may have several API servers in front of it: vLLM alone has them."""
+    return framework.startswith("vllm") and entry_point == "server"
+
+
 class EngineConfig(Section):
     """The serving engine: its kernels and host costs, its scheduler and its limits."""
 

@@ -35,8 +35,9 @@ def test_nothing_is_fetched(site):
         assert "url(http" not in sheet.read_text(encoding="utf-8").replace('"', "").replace("'", ""), sheet
 
 
-def test_search_works_from_disk(site):
-    """As a reader would who unpacked the site: no server, no network."""
+@pytest.fixture
+def page():
+    """A page of a browser without network."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -45,15 +46,20 @@ def test_search_works_from_disk(site):
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.set_default_timeout(120_000)
-        requested = []
-        page.on("request", lambda request: requested.append(request.url))
-        page.goto((site / "index.html").as_uri())
-        page.locator("input.md-search__input").click()
-        page.wait_for_function("() => document.querySelector('.md-search-result__meta').innerText.includes('Type')")
-        page.keyboard.type("watermark")
-        page.wait_for_selector(".md-search-result__item")
-        result = page.locator(".md-search-result__item").all_inner_texts()
+        yield page
         browser.close()
+
+
+def test_search_works_from_disk(site, page):
+    """As a reader would who unpacked the site: no server, no network."""
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto((site / "index.html").as_uri())
+    page.locator("input.md-search__input").click()
+    page.wait_for_function("() => document.querySelector('.md-search-result__meta').innerText.includes('Type')")
+    page.keyboard.type("watermark")
+    page.wait_for_selector(".md-search-result__item")
+    result = page.locator(".md-search-result__item").all_inner_texts()
     assert any("watermark" in text.lower() for text in result)
     assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in requested), requested
 
@@ -82,34 +88,25 @@ def test_reference_is_whole(site):
         assert f'id="{name}"' in api, name
 
 
-def test_rows_of_every_comparison_are_sorted_and_narrowed(site):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on the path")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_default_timeout(120_000)
-        page.goto((site / "validation" / "rows.html").as_uri())
-        page.get_by_role("button", name="mean error %").click()
+def test_rows_of_every_comparison_are_sorted_and_narrowed(site, page):
+    page.goto((site / "validation" / "rows.html").as_uri())
+    page.get_by_role("button", name="mean error %").click()
 
-        def column(number):
-            cells = page.locator(f"#rows tbody td:nth-child({number})").all_inner_texts()
-            return [float(cell.replace(",", "")) for cell in cells]
+    def column(number):
+        cells = page.locator(f"#rows tbody td:nth-child({number})").all_inner_texts()
+        return [float(cell.replace(",", "")) for cell in cells]
 
-        first = column(5)
-        assert len(first) > 300
-        assert first == sorted(first)
-        page.get_by_role("button", name="mean error %").click()
-        assert column(5) != first
-        page.get_by_role("searchbox").fill("a100-sxm gemm")
-        names = page.locator("#rows tbody td:nth-child(2)").all_inner_texts()
-        assert names
-        assert all("a100-sxm" in name and "gemm" in name for name in names)
-        tables = page.get_by_label("table").locator("option").all_inner_texts()
-        assert len(tables) >= 7
-        browser.close()
+    first = column(5)
+    assert len(first) > 300
+    assert first == sorted(first)
+    page.get_by_role("button", name="mean error %").click()
+    assert column(5) != first
+    page.get_by_role("searchbox").fill("a100-sxm gemm")
+    names = page.locator("#rows tbody td:nth-child(2)").all_inner_texts()
+    assert names
+    assert all("a100-sxm" in name and "gemm" in name for name in names)
+    tables = page.get_by_label("table").locator("option").all_inner_texts()
+    assert len(tables) >= 7
 
 
 def test_every_metric_is_defined():

@@ -15,6 +15,7 @@ from forerun.tables import ABSENT, number
 from simulator.running.metrics.usage import main_bottleneck
 from simulator.running.records import ModelError
 from simulator.serving import RequestRecords
+from simulator.serving.engine_config import has_several_api_servers
 from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
@@ -159,6 +160,13 @@ def measuring_notes(worth: Json | None, error: ModelError | None, shifts: Mappin
     return notes
 
 
+def api_server_remedy(engine: Json) -> str:
+    """Remedy for an API server at its limit, from the ``engine`` section of a scenario."""
+    if not has_several_api_servers(engine["framework"], engine["entry_point"]):
+        return "more replicas"
+    return f"engine.api_server_count: {engine['api_server_count'] + 1} or more replicas"
+
+
 def run_conclusion(document: Mapping[str, Any]) -> str:
     """The conclusion of a run's document."""
     load, summary = document["load"], document["summary"]
@@ -181,8 +189,7 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound, busy = main_bottleneck(document["bottleneck"]), load["api_server_busy"] or 0.0
     if busy >= API_SERVER_BUSY:
-        servers = document["scenario"]["engine"].get("api_server_count", 1) + 1
-        text += f"; limited by the API server, busy {busy:.0%}: engine.api_server_count: {servers} or more replicas"
+        text += f"; limited by the API server, busy {busy:.0%}: {api_server_remedy(document['scenario']['engine'])}"
     elif bound not in (None, "idle"):
         text += f"; limited by {bound}"
     if document["slo"] is not None:

@@ -39,6 +39,7 @@ from typing import Any
 from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
+from simulator.running.metrics.conclusion import api_server_remedy
 from simulator.running.names import file_fields
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.speculation import draft_survival
@@ -241,7 +242,7 @@ def _notes(build: Build, lengths: Lengths, replica: SteadyReplica, averages: Ave
     if replica.limited_by == "kv":
         yield "KV memory limits the batch: preempted prompts are computed again, which the highest rate leaves out"
     if replica.limited_by == "api-server":
-        yield "the API server limits the highest rate: raise engine.api_server_count or add replicas"
+        yield f"the API server limits the highest rate: {api_server_remedy(build.scenario.engine.model_dump())}"
     if averages.saturated:
         yield "the load exceeds the capacity: queues grow as long as it lasts"
 

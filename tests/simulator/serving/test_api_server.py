@@ -12,8 +12,10 @@ from scenario_parts import closed_loop
 from stub_timers import LinearTimer
 
 from simulator.running.build import build_replica
+from simulator.running.metrics.conclusion import api_server_remedy
 from simulator.running.scenario import scenario_from
 from simulator.serving import EngineLimits
+from simulator.serving.engine_config import EngineConfig
 from simulator.studies.steady_state.averages import ApiServer
 from simulator.workload import RequestStream
 
@@ -113,3 +115,8 @@ def test_means_of_the_queue_follow_the_load():
     assert_allclose(streaming.most_rate, 1 / (2e-3 + 64 * 5e-5))
     waits = [streaming.mean_s(rate, 50) for rate in (1, 50, 100, 150, 190)]
     assert np.all(np.diff(waits) > 0)
+
+
+@pytest.mark.parametrize(("framework", "remedy"), [("vllm", "engine.api_server_count: 2"), ("trtllm", "more replicas")])
+def test_the_remedy_is_one_that_the_engine_takes(framework, remedy):
+    assert api_server_remedy(EngineConfig(framework=framework).model_dump()).startswith(remedy)
