@@ -93,6 +93,16 @@ def points(sweep: SweepResult) -> go.Figure:
     return sweep.figure("points")
 
 
+def kv_tier(sweep: SweepResult) -> go.Figure:
+    """Hit rates by tier and TTFT over the size of a KV store; the sweep must vary it alone."""
+    return sweep.figure("kv-tier")
+
+
+def tiers(run: RunResult) -> go.Figure:
+    """Hit rates by tier over time, and bytes by lane."""
+    return run.figure("tiers")
+
+
 def adaptive(comparison: CompareResult) -> go.Figure:
     """Adaptive verification against the best fixed K over the load; the comparison must vary policy and load."""
     return comparison.figure("adaptive")

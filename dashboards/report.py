@@ -36,6 +36,7 @@ FIGURES = (
     ResultFigure("latency", of_run.latency_data, of_run.latency_figure),
     ResultFigure("timeline", of_run.timeline_data, of_run.timeline_figure),
     ResultFigure("waterfall", of_run.requests_data, of_run.waterfall_figure),
+    ResultFigure("tiers", of_run.tiers_data, of_run.tiers_figure),
     ResultFigure("measuring", of_run.measuring_data, of_run.measuring_figure),
 )
 
@@ -87,6 +88,7 @@ def report_html(run: RunFolder) -> str:
         page.grid(plots.get("figure-measuring", ""), plots.get("figure-bottleneck", "")),
         page.grid(plots.get("figure-latency", ""), plots.get("figure-waterfall", "")),
         plots.get("figure-timeline", ""),
+        plots.get("figure-tiers", ""),
         *map(page.table_card, (*run_tables(document), *more_run_tables(document))),
         page.card("Notes", page.bullets((RUN_LEGEND, *(document.get("notes") or ())))),
         page.folded("Scenario", page.scenario_yaml(document["scenario"])),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from html import escape
 from importlib import import_module
+from math import inf
 from pathlib import Path
 
 from dashboards import page
@@ -13,30 +13,37 @@ from dashboards.figures import load, speculation, studies
 from dashboards.theme import FigureData, ResultFigure, with_data
 from forerun.document import Json, json_text
 from forerun.result import Result, StudyResult
-from forerun.tables import Table, Value, cell_text, markdown_text, number
+from forerun.tables import ABSENT, Cell, Table, Value, cell_text, markdown_text
 from simulator.running.metrics.files import StagedFiles
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.plan.summary import risk_words
-from simulator.workload.workload_config import ARRIVING, rate_unit
 
 COMMANDS = ("commands", "flags")
 """Names of tables whose last column is a text to paste."""
-ALTERNATIVES = 5
+IMPORTANCE = ResultFigure("importance", studies.importance_data, studies.bars_figure, studies.bars_text)
 FIGURES: Mapping[str, Sequence[ResultFigure]] = {
     "compare": (
         ResultFigure("speedup", studies.forest_data, studies.forest_figure, studies.forest_text),
         ResultFigure("load", studies.load_curve_data, studies.load_curve_figure, studies.load_curve_text),
         ResultFigure("adaptive", speculation.adaptive_data, speculation.adaptive_figure, speculation.adaptive_text),
         ResultFigure("tornado", studies.tornado_data, studies.tornado_figure, studies.tornado_text),
+        IMPORTANCE,
     ),
     "plan": (
         ResultFigure("pareto", studies.pareto_data, studies.pareto_figure, studies.pareto_text),
         ResultFigure(
             "cost", partial(studies.pareto_data, y=studies.PER_MILLION), studies.pareto_figure, studies.pareto_text
         ),
+        ResultFigure("chips", studies.chip_costs_data, studies.chip_costs_figure, studies.chip_costs_text),
         ResultFigure("hours", load.hours_data, load.hours_figure, load.hours_text),
+        IMPORTANCE,
     ),
-    "sweep": (ResultFigure("points", studies.sweep_data, studies.sweep_figure, studies.points_text),),
+    "router": (ResultFigure("rules", studies.rules_data, studies.bars_figure, studies.bars_text),),
+    "sweep": (
+        ResultFigure("kv-tier", studies.kv_tier_data, studies.kv_tier_figure, studies.kv_tier_text),
+        ResultFigure("points", studies.sweep_data, studies.sweep_figure, studies.points_text),
+        IMPORTANCE,
+    ),
     "thresholds": (ResultFigure("rent", studies.thresholds_data, studies.bars_figure, studies.bars_text),),
     "tune": (
         ResultFigure("rates", studies.drafting_data, studies.drafting_figure, studies.drafting_text),
@@ -94,95 +101,108 @@ def study_html(result: StudyResult) -> str:
     return page.page_html(result.title, sections, drawn)
 
 
-SUMMARY_CARDS = {
-    "Cost": ("cost", "cheaper, less sure", "price of a chip for an hour", "by the hour"),
-    "What would change it": ("what would change it", "headroom", "a replica fails", "twice the load"),
-    "What it rests on": ("rests on", "how sure"),
+PROMISES = {
+    "ttft": "start to answer within {}",
+    "tpot": "write each further token within {} in the mean",
+    "itl": "pause at most {} between tokens",
+    "e2el": "are complete within {}",
 }
-"""Cards of a plan's summary below the answer, with the keys of the sentences in each card."""
-PREFIXED = {
-    "by the hour",
-    "headroom",
-    "a replica fails",
-    "twice the load",
-    "price of a chip for an hour",
-    "cheaper, less sure",
-}
-"""Keys of sentences that are printed with their heading."""
+SHARES = {"mean": "in the mean, requests", "median": "half of the requests", "p50": "half of the requests"}
 
 
 def plan_summary_html(result: StudyResult) -> str:
-    """One-page summary of a plan: traffic, question, answer, cost, alternatives, sensitivities, evidence."""
+    """One page for the person who approves a plan: decision, cost and risk of every chip, prices, traffic."""
     document = result.document
     words = document["plan_summary"]
+    names = ("chips", "hours")
     drawn = {
-        f"figure-{name}": figure.draw(data) for name, (figure, data) in figure_data(result).items() if name == "hours"
+        f"figure-{name}": figure.draw(data) for name, (figure, data) in figure_data(result).items() if name in names
     }
-    cards = {
-        title: "".join(_sentence(words[key], key if key in PREFIXED else "") for key in keys if key in words)
-        for title, keys in SUMMARY_CARDS.items()
-    }
-    best = document["best"]
-    sure = f" It rests on {words['rests on']}."
-    if best["probability"] is not None:
-        sure += f" The risk that a limit breaks is {risk_words(best['probability'], best['basis'])}."
+    prices = {chip: price for row in document["by_chip"] for chip, price in row["prices"].items()}
+    priced = [f"{chip}: ${price['usd_per_hour']:,.2f} an hour ({price['source']})" for chip, price in prices.items()]
+    traffic = [f"Traffic: {words['traffic']}", f"Promise: {promise_words(document['slo'])}"]
+    traffic += [f"By the hour: {words['by the hour']}"] if "by the hour" in words else []
+    change = words["what would change it"].split("; ")
+    cheaper = [row for row in document["candidates"] if row["status"] == "misses" and row["probability"]]
+    cheaper = [row for row in cheaper if (row["usd_per_hour"] or inf) < (document["best"]["usd_per_hour"] or 0.0)]
+    for row in sorted(cheaper, key=lambda row: -row["probability"])[:1]:
+        monthly = _usd(row["usd_per_hour"] * HOURS_PER_MONTH)
+        risk = risk_words(row["probability"], row["basis"])
+        change.append(f"more risk: {row['chips']} of {', '.join(row['prices'])} for {monthly} a month, risk {risk}")
+    figures = page.figure_cards(drawn)
     sections = [
-        page.header(result.title, "A prediction, not a measurement", words["answer"]),
-        page.card("The question", _sentence(f"{words['question']}?")),
-        page.card("Traffic", _sentence(words["traffic"])),
-        *page.figure_cards(drawn).values(),
-        page.card("The answer", f"<p>{escape(words['answer'] + sure)}</p>"),
-        page.card("Cost", cards.pop("Cost")),
-        page.card("Alternatives", _alternatives(document).html()),
-        *(page.card(title, text) for title, text in cards.items()),
+        page.header(f"{result.model}: chips to rent", "A prediction, not a measurement", decision_words(document)),
+        figures.get("figure-chips", ""),
+        page.table_card(_chips_table(document)),
+        page.grid(
+            page.card("Traffic and promise", page.bullets(traffic)),
+            page.card("What would change the decision", page.bullets(change)),
+        ),
+        figures.get("figure-hours", ""),
+        page.card("Prices", page.bullets(priced or ["No price is known for these chips."])),
+        page.card("Decision", "<p class='sign'><span>Approved by</span><span>Date</span></p>"),
         "<p><a href='report.html'>The whole report</a></p>",
         page.footer(f"Forerun {document['version']}", *_marks(result)[:2]),
     ]
-    return page.page_html(f"Summary: {result.title}", sections, drawn)
+    return page.page_html(f"Decision: {result.title}", sections, drawn)
 
 
-def _sentence(text: str, heading: str = "") -> str:
-    text = f"{heading}: {text}" if heading else text
-    return f"<p>{escape(text[0].upper() + text[1:])}{'' if text[-1] in '.?' else '.'}</p>"
+def decision_words(document: Json) -> str:
+    """Sentence on the chips to rent, their cost and risk, and the cheapest measured chip."""
+    best, *others = document["by_chip"]
+    chips = f"{best['chips']:,} {best['chip']} chip{'s' * (best['chips'] != 1)}"
+    words = f"Rent {chips}{_usd(best['usd_per_month'], ' for {} a month')}"
+    if (ends := best["usd_per_month_range"]) and ends[0] < ends[1]:
+        words += f" ({_usd(ends[0])} to {_usd(ends[1])} from best to worst case)"
+    compared = f", at the least cost of the {len(others) + 1} kinds compared" if others else ""
+    keep, do = ("It keeps", "it does") if best["chips"] == 1 else ("They keep", "they do")
+    words += f". {keep} the promised response times{compared}"
+    if best["probability"] is not None:
+        words += f"; the risk that {do} not is {risk_words(best['probability'], best['basis'])}"
+    measured = [row for row in others if row["meets_slo"] and row["basis"] == "calibrated" and row["usd_per_month"]]
+    if measured and best["basis"] != "calibrated" and best["usd_per_month"]:
+        more, risk = measured[0]["usd_per_month"] - best["usd_per_month"], measured[0]["probability"]
+        words += f". {measured[0]['chip']}, {_usd(more)} a month more, is the cheapest that was measured"
+        words += "" if risk is None else f" (risk {risk_words(risk, 'calibrated')})"
+    return f"{words}."
 
 
-def _alternatives(document: Json) -> Table:
-    """Table of the answer, further layouts, the next cheaper layout and why it fails, and each chip's best layout."""
-    cheaper = document["next_cheaper"] or {"layout": None}
-    arriving = ARRIVING[rate_unit(document["scenario"]["workload"])]
+def promise_words(slo: Mapping[str, float]) -> str:
+    """SLO in words for readers who do not know its names.
+
+    >>> promise_words({"p99_ttft_ms": 1500, "p50_e2el_ms": 900})
+    '99 of 100 requests start to answer within 1.5 s; half of the requests are complete within 900 ms'
+    """
+    parts = []
+    for key, limit in slo.items():
+        if key == "goodput":
+            continue
+        *statistic, latency, _ = key.split("_")
+        kind = statistic[0] if statistic else f"p{100 * slo['goodput']:g}"
+        share = SHARES.get(kind, f"{kind.removeprefix('p')} of 100 requests")
+        time = f"{limit / 1e3:g} s" if limit >= 1e3 else f"{limit:g} ms"
+        parts.append(f"{share} {PROMISES[latency].format(time)}")
+    return "; ".join(parts)
+
+
+def _usd(amount: float | None, form: str = "{}") -> str:
+    return "" if amount is None else form.format(f"${amount:,.0f}")
+
+
+def _chips_table(document: Json) -> Table:
+    """Cost, evidence, risk, failure and growth of the cheapest layout of every chip."""
     rows: list[list[Value]] = []
-    holding = [row for row in document["candidates"] if row["status"] == "meets"][:ALTERNATIVES]
-    chosen = [*holding, *(row for row in document["candidates"] if row["layout"] == cheaper["layout"])]
-    for chips, of_chips in by_chips(document).items():
-        if all(chips_of(row, document) != chips for row in chosen):
-            chosen.append(min(of_chips, key=lambda row: OF_A_CHIP.index(row["status"])))
-    for row in chosen:
-        usd = None if row["usd_per_hour"] is None else f"${row['usd_per_hour'] * HOURS_PER_MONTH:,.0f}"
-        highest = None if row["max_rate"] is None else f"{number(row['max_rate'], 3)} {arriving}/s"
-        says = {"meets": "holds every limit", "not simulated": f"not tried with so many or more: {row['reason']}"}
-        failing = "cheaper, and fails" if row["layout"] == cheaper["layout"] else "fails"
-        risk = None if row["probability"] is None else risk_words(row["probability"], row["basis"])
-        words = says.get(row["status"], f"{failing}: {row['reason']}")
-        rows.append([row["layout"], row["chips"], usd, highest, row["basis"], risk, words])
-    return Table("Alternatives", ("", "chips", "a month", "serves up to", "evidence", "risk", ""), rows)
-
-
-OF_A_CHIP = ("meets", "not simulated", "misses", "pruned", "refused", "error")
-"""Statuses of layouts, best first: a chip is represented by its layout with the first status in this order."""
-
-
-def by_chips(document: Json) -> dict[str, list[Json]]:
-    """Layouts of a plan, grouped by their chips."""
-    layouts: dict[str, list[Json]] = {}
-    for row in document["candidates"]:
-        layouts.setdefault(chips_of(row, document), []).append(row)
-    return layouts
-
-
-def chips_of(row: Json, document: Json) -> str:
-    """Chips of a layout: from its own settings, else from the scenario."""
-    own = [str(value) for path, value in row["set"].items() if path.endswith("hardware.chip")]
-    return ", ".join(own) or str(document["scenario"]["hardware"]["chip"])
+    for row in document["by_chip"]:
+        ends = list(dict.fromkeys(map(_usd, row["usd_per_month_range"] or ())))
+        low_high = " to ".join(ends) if len(ends) > 1 else "in every case" * len(ends)
+        month = Cell(_usd(row["usd_per_month"]) or ABSENT, aside=low_high, value=row["usd_per_month"])
+        risk = "" if row["probability"] is None else f"; risk {risk_words(row['probability'], row['basis'])}"
+        evidence = studies.EVIDENCE_TO_A_BUYER.get(row["basis"] or "", "not simulated") + risk
+        reason = row["reason"] or "not computed"
+        fails, grows = row["replica_fails"] or reason, row["twice_the_load"] or ("" if row["reason"] else reason)
+        rows.append([row["chip"], row["chips"] if row["meets_slo"] else None, month, evidence, fails, grows])
+    columns = ("chip", "chips", "a month", "evidence and risk", "if one copy of the model fails", "if traffic doubles")
+    return Table("Every chip that was compared, with its cost from best to worst case", columns, rows)
 
 
 def study_markdown(result: StudyResult) -> str:

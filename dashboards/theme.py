@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import cycle
 from math import log10
 from statistics import median
 from typing import Any, NamedTuple
@@ -48,6 +49,9 @@ COLOURS = {
     "verify": GREEN,
 }
 """Colours by meaning, the same in every figure."""
+
+TIER_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILLION)
+"""Colours of memories that hold KV: the chips', then the stores in order."""
 
 METHOD_LINES = {
     "none": (GREY, "solid"),
@@ -182,6 +186,13 @@ def add_line(
     """Add a line; ``more`` are settings of Plotly's scatter."""
     look: Look = {"mode": "lines", "line": {"color": colour, "width": width}}
     figure.add_scatter(x=x, y=y, name=name, hovertemplate=hover, **(look | more))
+
+
+def add_tiers(figure: go.Figure, x: Column, shares: Mapping[str, FloatArray], **more: object) -> None:
+    """Stack areas of percent, one per tier."""
+    for (name, share), colour in zip(shares.items(), cycle(TIER_COLOURS), strict=False):
+        look: Look = {"line": {"width": 0, "color": colour}, "fillcolor": colour, "stackgroup": "tiers"}
+        figure.add_scatter(x=x, y=share, name=name, mode="lines", hovertemplate="%{y:.1f} %", **(look | more))
 
 
 def add_points(

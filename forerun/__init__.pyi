@@ -5,6 +5,7 @@ from forerun import studies as studies
 from forerun import testing as testing
 from forerun.errors import ForerunError as ForerunError
 from forerun.result import Result as Result
+from forerun.version import __version__ as __version__
 from hwprofiles.catalogue import load_chip as load_chip
 from hwprofiles.schema import Chip as Chip
 from simulator.llm.load import Model as Model
@@ -12,10 +13,13 @@ from simulator.llm.load import load_model as load_model
 from simulator.replay.calibrate import calibrate as calibrate
 from simulator.replay.kernels import replay_kernels as replay_kernels
 from simulator.replay.requests import replay_requests as replay_requests
+from simulator.running.names import chips as chips
+from simulator.running.names import models as models
 from simulator.running.run import RunResult as RunResult
 from simulator.running.run import simulate as simulate
 from simulator.running.scenario import Scenario as Scenario
 from simulator.running.scenario import load_scenario as load_scenario
+from simulator.running.step_time import StepTime as StepTime
 from simulator.studies.public import *
 from simulator.studies.steady_state.estimate import Estimate as Estimate
 from simulator.studies.steady_state.estimate import estimate as estimate

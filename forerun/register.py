@@ -28,10 +28,13 @@ from forerun.errors import ArgumentError, ForerunError, shown
 from simulator.running.drafting import BUILDERS, DraftRequest
 from simulator.serving.rules import (
     ADMISSION,
+    EVICTION,
     ROUTING,
     SCHEDULERS,
+    EvictionRule,
     SchedulerFacts,
     register_admission,
+    register_eviction,
     register_routing,
     register_scheduler,
 )
@@ -149,6 +152,25 @@ def admission(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """
     methods = {"takers": 1, "refusal": 2}
     return _adding("admission", name, ADMISSION, replace, lambda make: register_admission(name, make), 1, methods, type)
+
+
+def eviction(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Class], Class]:
+    """Add an eviction policy; ``engine.prefix_cache_eviction: NAME`` and ``eviction: NAME`` of a store use it.
+
+    Args:
+        name: name of the policy in scenarios.
+        facts: fields of :class:`simulator.serving.rules.EvictionRule`, such as ``by_session=True``.
+
+    The class builds on ``simulator.serving.engine.Eviction``, whose methods it overrides, or has the same methods. It
+    is made from :class:`simulator.serving.kv_stores.EvictionFacts`, once for each cache and store. Compiled replicas
+    call it too. ``fr.testing.check_eviction`` checks it.
+    """
+    methods = {"begins": 2, "ends": 2, "rank": 2, "kept_until": 2, "waits": 1}
+
+    def add(make: Class) -> None:
+        register_eviction(name, EvictionRule(make, **facts))
+
+    return _adding("eviction", name, EVICTION, replace, add, 1, methods, type)
 
 
 def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:

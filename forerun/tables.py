@@ -252,7 +252,8 @@ def _value(cell: Value) -> object:
 
 def cell_class(cell: Value, words: bool = False) -> str:
     """CSS classes of a cell: its tone, ``long`` if its text may be wrapped, ``words`` in a column of words."""
-    long = "long" if len(cell_text(cell)) > LONG_WORDS else ""
+    shown = (cell.text, cell.after if cell.aside else "") if isinstance(cell, Cell) else (cell_text(cell),)
+    long = "long" if any(len(text) > LONG_WORDS for text in shown) else ""  # an interval stands below its figure
     return " ".join(filter(None, (cell.tone if isinstance(cell, Cell) else "", long, "words" if words else "")))
 
 

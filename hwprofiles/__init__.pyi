@@ -3,6 +3,7 @@ from hwprofiles.catalogue import chip_names as chip_names
 from hwprofiles.catalogue import link_names as link_names
 from hwprofiles.catalogue import load_chip as load_chip
 from hwprofiles.catalogue import load_link as load_link
+from hwprofiles.catalogue import machine_name as machine_name
 from hwprofiles.catalogue import systems as systems
 from hwprofiles.choice import BASES as BASES
 from hwprofiles.choice import weakest as weakest

@@ -198,6 +198,16 @@ def chip_name(text: str, known: tuple[str, ...]) -> str | None:
     return max(named, key=len, default=None)
 
 
+def machine_name(text: str) -> str | None:
+    """Catalogue chip or system that a device name of a result or a launch line means.
+
+    >>> [machine_name(name) for name in ("Tenstorrent N300", "n300 L", "T3K")]
+    ['n300-board', 'n300-chip', 't3000']
+    """
+    name = chip_name(text, (*chip_names(), *systems()))
+    return board if (board := f"{name}-board") in systems() else name
+
+
 def _device_hint(text: str) -> str:
     """Hint at the chips or the system that a device name may mean; empty if the tables have none."""
     plain = re.sub(r"[\s_/,-]+", " ", text.lower()).strip()

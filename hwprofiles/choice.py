@@ -156,6 +156,10 @@ def find_parameters(chip: Chip, library: str, family: str, dtype: str) -> tuple[
     return defaults[name].at_clock(chip.compute.clock_hz), "datasheet"
 
 
+SYNCHRONOUS_FLOPS = 2540.0
+"""Operations per core and cycle of synchronous matrix instructions on 16-bit floats, since Hopper."""
+
+
 def _carried_fit(family: str, fit: Fit | None) -> Fit:
     low, high = _EVIDENCE["carried"].get(family, unfitted_interval(family))
     own = (1.0, 1.0) if fit is None else fit.intervals.get("all", (1.0, 1.0))
@@ -171,7 +175,19 @@ def _widening(
         return parameters
     plain = _first(fitted, libraries, "gemm", ("bf16", "fp16"))
     narrow = chip.math_dtype(dtype) in ("bf16", "fp16")
-    return parameters.dequantising() if parameters is plain and narrow else parameters
+    return parameters.dequantising(_synchronous_share(chip)) if parameters is plain and narrow else parameters
+
+
+def _synchronous_share(chip: Chip) -> float:
+    """Share of the 16-bit peak that synchronous matrix instructions reach, which weight-only kernels use on chips newer
+    than Hopper.
+
+    Source: 62 % of Hopper's peak (arXiv:2402.13499), as much per core and cycle on its successors.
+    """
+    compute = chip.compute
+    if not (compute.asynchronous and compute.multiplies_fp4 and compute.clock_hz):
+        return 1.0
+    return min(1.0, SYNCHRONOUS_FLOPS * compute.cores * compute.clock_hz / chip.peak_flops("bf16"))
 
 
 def _first(chip: Chip, libraries: tuple[str, ...], family: str, dtypes: tuple[str, ...]) -> FamilyParameters | None:

@@ -41,7 +41,7 @@ from hwprofiles.formulas import (
 )
 from hwprofiles.kernels.attention import decode_time, one_pass_time, prefill_time, tail_sequences, tail_time_per_key
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
-from hwprofiles.kernels.moe import moe_time, read_routing, slowest_rank_factor
+from hwprofiles.kernels.moe import DISPATCHED, moe_time, read_routing, slowest_rank_factor
 from hwprofiles.kernels.movement import collective_time, elementwise_time
 from hwprofiles.kernels.recurrent import RecurrentShape, recurrent_decode_time, recurrent_prefill_time
 from hwprofiles.kernels.sparse import IndexShape, SparseShape, index_time, sparse_time
@@ -545,8 +545,9 @@ class KernelLibrary:
         for name, parameters in self._model.kernels.get(self.library, {}).get("moe", {}).items():
             low, high = (parameters.fit.ranges if parameters.fit else {}).get("expert_parallel", (1.0, np.inf))
             one_of_two = VARIANT in name and format_of(name) == dtype and (low > 1 or high == 1)
-            if one_of_two and low <= expert_parallel <= high:
-                return name.split(VARIANT)[1]
+            kernel = name.split(VARIANT)[-1]
+            if one_of_two and low <= expert_parallel <= high and not kernel.startswith(DISPATCHED):
+                return kernel
         return ""
 
     def elementwise(

@@ -16,7 +16,7 @@ from hwprofiles.dtypes import DTYPES, VARIANT, dtype_bytes, format_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.formulas import AttentionShape, KernelTime, Num, functions_of
 from hwprofiles.kernels.attention import attention_pairs, windowed_length
-from hwprofiles.kernels.moe import read_routing
+from hwprofiles.kernels.moe import DISPATCHED, read_routing
 from hwprofiles.kernels.movement import OPERATIONS as COLLECTIVES
 from hwprofiles.kernels.recurrent import RecurrentShape
 from hwprofiles.library import CORRECTED, KernelLibrary
@@ -135,6 +135,7 @@ def _moe(row: KernelRow) -> PriceCall:
         active_experts=row["active_experts"] if np.any(row["active_experts"]) else None,
         routing=row["routing"] or "uniform",
         kernel=row["source"],
+        dispatched=row["source"].startswith(DISPATCHED),
     )
 
 

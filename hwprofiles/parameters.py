@@ -241,16 +241,16 @@ class GemmParameters(FamilyParameters):
     few_rows: FewRowsKernel | None = None
     """Kernels for products with few rows; None = these products use tiles too."""
 
-    def dequantising(self) -> "GemmParameters":
+    def dequantising(self, share: float = 1.0) -> "GemmParameters":
         """Derive the set of a weight-only kernel from the same library's plain 16-bit kernel. A weight-only kernel
-        widens the weights of a tile before multiplying.
+        widens the weights of a tile before multiplying, at ``share`` of the peak.
 
         The two ratios compare TensorRT-LLM's int4 and bf16 kernels on the A100 (aiconfigurator 0.12.0 rows
         of trtllm 1.0.0, each fitted separately: 0.784 / 0.872 of the peak, 0.519 / 0.857 of the on-chip bandwidth).
         """
         return self.model_copy(
             update={
-                "compute_efficiency": self.compute_efficiency * DEQUANTISED_COMPUTE,
+                "compute_efficiency": self.compute_efficiency * DEQUANTISED_COMPUTE * share,
                 "on_chip_efficiency": self.on_chip_efficiency * DEQUANTISED_ON_CHIP,
             }
         )

@@ -173,7 +173,9 @@ class Host(Group):
     """Additional time between engine steps per sequence of the batch, in seconds."""
 
 
-NO_HOST_COSTS = Host(source=Source(kind="assumed", reference="the engine's own", date="2026-11"))
+NO_HOST_COSTS = Host.model_construct(
+    source=Source.model_construct(kind="assumed", reference="the engine's own", date="2026-11")
+)
 
 
 class Chip(Record):

@@ -54,7 +54,7 @@ def test_lossless_sampling(seed, output_of):
 @pytest.mark.parametrize(
     ("script", "arguments", "words"),
     [
-        ("capacity_plan_azure.py", ("--requests", 150, "--growth", 2), "is the cheapest layout that holds p99 TTFT"),
+        ("capacity_plan_azure.py", ("--requests", 150, "--growth", 2), "is the cheapest layout that holds the SLO"),
         ("agents_mooncake.py", ("--requests", 40), "On this traffic the prefix cache"),
         ("equal_cost_chips.py", ("--requests", 1500, "--usd-per-hour", 2.7), "For $2.70 an hour"),
         ("eagle3_on_or_off.py", ("--requests", 60), "EAGLE-3 pays"),

@@ -192,8 +192,8 @@ RULES = {
         "self.output.accepted_tokens[index] += 2 * taken",
     ),
     "KV that was handed over stays": (
-        "_drop(self.held, sequence)\n        self._free(sequence)",
-        "_drop(self.held, sequence)",
+        "self.cache.ends(sequence.index)\n        self._free(sequence)",
+        "self.cache.ends(sequence.index)",
     ),
     "shared blocks stay shared when one request ends": ("self.shared_blocks -= held.blocks[slot]", "pass"),
     "steps overlap": ("self.now = self.end\n", "self.now = 0.5 * (self.start + self.end)\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from forerun.yaml_files import parse
@@ -21,22 +22,25 @@ class Sample:
 
 
 _FOLDER = Path(__file__).parent / "samples"
-_SAMPLES = {
-    name: Sample(name, **fields)
-    for name, fields in parse((_FOLDER / "samples.yaml").read_text(encoding="utf-8")).items()
-}
+
+
+@cache
+def _samples() -> dict[str, Sample]:
+    """Shipped traces by name."""
+    described = parse((_FOLDER / "samples.yaml").read_text(encoding="utf-8"))
+    return {name: Sample(name, **fields) for name, fields in described.items()}
 
 
 def sample_names() -> list[str]:
     """Names of the shipped traces."""
-    return list(_SAMPLES)
+    return list(_samples())
 
 
 def sample(name: str) -> Sample:
     """Return the description of a shipped trace; an unknown name raises TraceError with the nearest name."""
-    if name not in _SAMPLES:
-        raise TraceError(f"no sample trace {name!r}{did_you_mean(name, _SAMPLES)}; known: {', '.join(_SAMPLES)}")
-    return _SAMPLES[name]
+    if name not in _samples():
+        raise TraceError(f"no sample trace {name!r}{did_you_mean(name, _samples())}; known: {', '.join(_samples())}")
+    return _samples()[name]
 
 
 def sample_path(name: str) -> Path:
@@ -49,7 +53,7 @@ def resolve(path: str | Path) -> Path:
 
     Write ``./azure-conv-2023`` for a file of your own that has a sample's name.
     """
-    if isinstance(path, str) and path in _SAMPLES:
+    if isinstance(path, str) and path in _samples():
         return sample_path(path)
     resolved = Path(path)
     try:
@@ -57,7 +61,7 @@ def resolve(path: str | Path) -> Path:
             return resolved
     except (OSError, ValueError) as problem:
         raise TraceError(f"{str(path)[:80]!r}: not a usable path ({problem})") from None
-    if str(resolved) in _SAMPLES:
+    if str(resolved) in _samples():
         return sample_path(str(resolved))
-    hint = did_you_mean(str(path), _SAMPLES)
-    raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_SAMPLES)})")
+    hint = did_you_mean(str(path), _samples())
+    raise TraceError(f"{path}: no such file, folder or sample{hint} (samples: {', '.join(_samples())})")

@@ -5,6 +5,7 @@ python -m validation all --data DIR --out docs/validation     # and every measur
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation bands --data DIR --write                 # simulate served figures again, fit bands and process
 python -m validation bands --write                            # fit them again on the facts of the last such run
+python -m validation peers --out docs/validation              # other simulators beside it; --data DIR: anew
 python -m validation speculation --write                      # predict published ratios and fit their error again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
 """
@@ -32,6 +33,7 @@ from validation.page import ROWS_FILE, by_title, read_rows, rows_text, trust_pag
 from validation.record import errors_document, merged
 from validation.refit import refit, refit_tables, refits, write_constants
 from validation.requests import LIMIT, measured_request_errors
+from validation.served import peers
 from validation.served.bands import (
     bands_page,
     coverage_of_builds,
@@ -64,6 +66,7 @@ PARTS = {
     "alspec": "attention",
     "bands": "bands",
     "refit": "refit",
+    "peers": "peers",
     "all": "",
 }
 
@@ -88,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return refitted(options.data, options.set, options.write, options.jobs)
         if options.part == "bands":
             return banded(options.data, options.out, options.limit, options.write, options.jobs)
+        if options.part == "peers":
+            return compared(options.data, options.out, options.jobs)
         if options.write:
             write_ratios(refreshed(load_ratios(), compare_published()[0]))
         return run_part(options.part, options.data, options.out, options.limit, options.jobs)
@@ -186,6 +191,27 @@ def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: i
             staged.add_text(PAGE_FILE, trust_page(rows, VERSION, tables))
     if write:
         write_served(figures, process_values(fit_process(figures), calibrated_ends(held_out["one run"])))
+    return 0
+
+
+def compared(data: Path | None, out: Path | None, jobs: int) -> int:
+    """Compare Forerun with other simulators on the rows of ``out``, or on measured runs.
+
+    Raises:
+        ForerunError: no rows, or one that AIConfigurator has not predicted where its wheel is not installed.
+    """
+    rows, published = peers.read_peers(out) if out is not None else ([], [])
+    if out is None or not (rows or data):
+        raise ForerunError(f"peers: --out names the folder of {peers.PEER_ROWS}; --data of measured runs makes it anew")
+    if data is not None:
+        rows, published = peers.predict_peers(data, rows, jobs)
+    with StagedFiles(out) as staged:
+        if data is not None:
+            staged.add_text(peers.PEER_ROWS, peers.csv_text(rows))
+            staged.add_text(peers.PUBLISHED, peers.csv_text([line._asdict() for line in published]))
+        staged.add_text(peers.PAGE, peers.peers_page(rows, published))
+    for table in (peers.scored_table(peers.peer_scores(rows)), peers.coverage(rows)):
+        console().print(table.rich())
     return 0
 
 

@@ -85,7 +85,7 @@ class ServedFolders:
 
     def plan(self, label: str) -> Json:
         """The document of the plan with this label."""
-        document = _read(_labelled(self.plans(), "plan", "capacity plan", label), label)
+        document = self._read(_labelled(self.plans(), "plan", "capacity plan", label), label)
         if not {"candidates", "conclusion", "pareto"} <= document.keys():
             raise ForerunError(f"plan: {label[:120]}: plan.json is not what forerun plan --out writes")
         return document
@@ -96,7 +96,7 @@ class ServedFolders:
 
     def replay(self, label: str) -> Json:
         """The document of the replay of benchmark results or steps with this label."""
-        document = _read(_labelled(self.replays(), "replay", "replay", label), label)
+        document = self._read(_labelled(self.replays(), "replay", "replay", label), label)
         if kind_of(document) in (None, KERNELS):
             raise ForerunError(
                 f"replay: {label[:120]}: replay.json is not what forerun replay requests or steps --out writes"
@@ -150,6 +150,17 @@ class ServedFolders:
                 continue
         return None
 
+    def _read(self, path: Path, label: str) -> Json:
+        """Document of a file, without the server's own folders in its texts."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            for folder in (self.session / LOGS, self.session, *self.folders, sample_path(sample_names()[0]).parent):
+                text = text.replace(json.dumps(f"{folder}{os.sep}")[1:-1], "")
+            document = json.loads(text)
+        except ValueError:
+            raise ForerunError(f"{path.stem}: {label[:120]}: {path.name} is not JSON") from None
+        return document if isinstance(document, dict) else {}
+
     def _documents(self, name: str) -> dict[str, Path]:
         """Files of this name by their folder's label: this session's files first, then files of the served folders."""
         made = sorted(self.session.glob(f"*/{name}"), key=lambda path: -path.stat().st_mtime)
@@ -198,14 +209,6 @@ def _labelled(known: Mapping[str, T], field: str, what: str, label: str) -> T:
 
 def _sample(name: str) -> Path:
     return Path(str(files("traces") / "samples" / name))
-
-
-def _read(path: Path, label: str) -> Json:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ForerunError(f"{path.stem}: {label[:120]}: {path.name} is not JSON") from None
-    return document if isinstance(document, dict) else {}
 
 
 @lru_cache(maxsize=4)

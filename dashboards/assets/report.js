@@ -10,7 +10,7 @@
     var layout = Object.assign({}, figure.layout, { template: dark.matches ? templates.dark : templates.light });
     delete layout.width;
     layout.autosize = true;
-    return window.forerunTitle(layout, place);
+    return window.forerunTitle(layout, place, figure.data);
   }
   function draw(place) {
     var figure = figures[place.id];

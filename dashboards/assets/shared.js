@@ -28,7 +28,24 @@
     var box = place.closest(".figure-scroll, .scroll"), width = place.getBoundingClientRect().width;
     return box ? Math.min(width, box.clientWidth) : width;
   }
-  window.forerunTitle = function (layout, place) {
+  // On a narrow screen long names stand over their points, not beside them, where they would leave no room.
+  function named(data, layout, width) {
+    var axis = layout.yaxis || {}, names = axis.ticktext || [], places = axis.tickvals;
+    var rows = data.every(function (trace) { return trace.type === "scatter" || !trace.type; });
+    if (rows && !axis.ticktext) {
+      data.forEach(function (trace) { names = names.concat(Array.isArray(trace.y) ? trace.y : []); });
+      names = places = names.filter(function (name, index) { return names.indexOf(name) === index; });
+    }
+    var long = names.some(function (name) { return typeof name === "string" && name.length > 15; });
+    if (!rows || !long || !width || width > 560) { return; }
+    layout.yaxis = Object.assign({}, axis, { showticklabels: false, ticks: "", automargin: false });
+    layout.margin = Object.assign({}, layout.margin, { l: 12 });
+    layout.annotations = (layout.annotations || []).concat(names.map(function (name, index) {
+      return { text: name, x: 0, xref: "paper", xanchor: "left", y: places[index], yshift: 10, showarrow: false, font: { size: 11 } };
+    }));
+  }
+  window.forerunTitle = function (layout, place, data) {
+    named(data || [], layout, place && seen(place));
     var top = (layout.margin && layout.margin.t) || layout.template.layout.margin.t;
     var whole = { text: (layout.title || {}).text, top: top }, now = fitted(whole, place ? seen(place) : 0);
     layout.title = Object.assign({}, layout.title, { text: now.text });
@@ -60,11 +77,13 @@
       return table.parentElement.scrollWidth > table.fitted + 1;
     }).forEach(function (cut, index) { if (cut) { asCards(tables[index]); } });
   });
+  var FIRST_CARDS = 5;
   function asCards(table) {
     var heads = table.querySelectorAll("thead :is(th, td)");
     table.classList.add("as-cards");
     if (!heads.length || table.labelled) { return; }
     table.labelled = true;
+    if (table.tBodies[0].rows.length > FIRST_CARDS + 1) { folded(table); }
     table.querySelectorAll("tbody tr").forEach(function (row) {
       Array.from(row.cells).forEach(function (cell, index) {
         var named = !index && /[a-z]/i.test(cell.textContent);  // a number by itself needs its heading
@@ -77,10 +96,53 @@
       });
     });
   }
+  // Cards take many screens of a phone: the first few, then a button for all.
+  function folded(table) {
+    var all = document.createElement("button");
+    all.type = "button";
+    all.className = "all-cards";
+    all.textContent = "All " + table.tBodies[0].rows.length + " rows";
+    all.addEventListener("click", function () { table.classList.remove("folded"); all.remove(); });
+    table.classList.add("folded");
+    table.after(all);
+  }
   window.forerunTables = function (within) {
     within.querySelectorAll(".scroll").forEach(function (place) { if (place.querySelector("table")) { places.observe(place); } });
   };
   document.addEventListener("DOMContentLoaded", function () { window.forerunTables(document); });
+  // Figures over one clock share the crosshair and the time range.
+  function clock(graph) { return graph.layout && graph.layout.meta && graph.layout.meta.clock; }
+  var leading = false;
+  function follow(graph) {
+    function others(act) {
+      if (leading) { return; }
+      leading = true;
+      var all = Array.from(document.querySelectorAll(".js-plotly-plot"));
+      all.filter(function (one) { return one !== graph && one.offsetParent && clock(one) === clock(graph); }).forEach(act);
+      leading = false;
+    }
+    function axes(one) { return Object.keys(one._fullLayout).filter(function (name) { return /^xaxis\d*$/.test(name); }); }
+    graph.on("plotly_hover", function (event) {
+      others(function (one) { window.Plotly.Fx.hover(one, { xval: event.points[0].x }, Object.keys(one._fullLayout._plots)[0]); });
+    });
+    graph.on("plotly_unhover", function () { others(function (one) { window.Plotly.Fx.unhover(one); }); });
+    graph.on("plotly_relayout", function (event) {
+      var name = axes(graph).filter(function (axis) { return event[axis + ".range[0]"] !== undefined || event[axis + ".autorange"]; })[0];
+      if (!name) { return; }
+      others(function (one) {
+        var change = {};
+        axes(one).forEach(function (axis) {
+          if (event[name + ".autorange"]) { change[axis + ".autorange"] = true; }
+          else { change[axis + ".range"] = [event[name + ".range[0]"], event[name + ".range[1]"]]; }
+        });
+        window.Plotly.relayout(one, change);
+      });
+    });
+  }
+  document.addEventListener("pointerover", function (event) {
+    var graph = event.target.closest && event.target.closest(".js-plotly-plot");
+    if (graph && clock(graph) && !graph.followed) { graph.followed = true; follow(graph); }
+  });
   // A touch screen shows no titles: a tap on a term shows its definition until the next tap or scroll.
   var shown = null;
   function hide() { if (shown) { shown.remove(); shown = null; } }

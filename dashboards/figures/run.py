@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,13 @@ from dashboards.theme import (
     GREY,
     INSIDE,
     RUN_COLOURS,
+    TIER_COLOURS,
     Look,
     add_bars,
     add_distribution,
     add_line,
     add_points,
+    add_tiers,
     captioned,
     evenly,
 )
@@ -272,6 +275,10 @@ class Spans:
         return np.divide(total, width, out=np.zeros_like(total), where=width > 0)
 
 
+ON_CLOCK = {"clock": "simulated seconds"}
+"""Mark of figures over simulated time: those of a page share crosshair and time range."""
+
+
 def timeline_figure(data: TimelineData) -> go.Figure:
     """Three panels over one time axis: requests, KV cache, output rate."""
     panels = ["requests", "KV blocks in use (%)", "output tokens/s"]
@@ -291,7 +298,54 @@ def timeline_figure(data: TimelineData) -> go.Figure:
     if data.kv_use is not None:
         figure.update_yaxes(range=[0, 102], row=2, col=1)
     figure.update_xaxes(title="simulated seconds", row=3, col=1)
-    return captioned(figure, "Over time", f"means of {data.bin_s:.3g} s", data.basis, 620, hovermode="x unified")
+    figure.update_traces(xaxis="x3")  # one axis: the crosshair goes through every panel
+    figure.update_yaxes(anchor="x3")
+    figure.update_xaxes(showspikes=True, spikemode="across", spikesnap="cursor", spikethickness=1)
+    look: Look = {"hovermode": "x unified", "hoversubplots": "axis", "meta": ON_CLOCK}
+    return captioned(figure, "Over time", f"means of {data.bin_s:.3g} s", data.basis, 620, **look)
+
+
+class TierData(NamedTuple):
+    """Hit rates by tier over time, in percent of prompt tokens, and bytes and busy shares of each store's lanes."""
+
+    until_s: FloatArray
+    hits: Mapping[str, FloatArray]
+    lanes: Mapping[str, tuple[float, float]]
+    basis: str
+
+
+def tiers_data(run: RunFolder) -> TierData | None:
+    """Hit rates and lanes of a run's KV stores; None without stores."""
+    kv = run.document["kv_cache"]
+    rates, stores = kv.get("hit_rate_over_time"), kv.get("stores")
+    if not rates or not stores:
+        return None
+    percents = {name: 100.0 * np.array(rates[name], dtype=np.float64) for name in rates if name != "until_s"}
+    lanes = {
+        f"{one['name']} {way}": (one[f"{kind}_bytes"], one[f"{way}_busy"] or 0.0)
+        for one in stores
+        for way, kind in (("read", "read"), ("write", "written"))
+    }
+    return TierData(np.array(rates["until_s"]), percents, lanes, run.basis)
+
+
+def tiers_figure(data: TierData) -> go.Figure:
+    """Stacked hit rates over time above a bar of bytes per lane."""
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.6, 0.4])
+    add_tiers(figure, data.until_s, data.hits, row=1, col=1)
+    names, sizes = list(data.lanes), [size / 1e9 for size, _ in data.lanes.values()]
+    tiers = [name.rpartition(" ")[0] for name in names]
+    colours = [TIER_COLOURS[list(data.hits).index(tier) % len(TIER_COLOURS)] for tier in tiers]
+    words = [f"{size:,.3g} GB, busy {busy:.1%}" for size, (_, busy) in zip(sizes, data.lanes.values(), strict=True)]
+    look: Look = {"text": words, "textposition": "auto", "showlegend": False, "row": 2, "col": 1}
+    add_bars(figure, sizes, names, {"color": colours}, "%{y}: %{text}<extra></extra>", **look)
+    figure.update_xaxes(title="simulated seconds", row=1, col=1)
+    figure.update_yaxes(title="prompt tokens (%)", range=[0, 100], row=1, col=1)
+    figure.update_xaxes(title="GB carried", row=2, col=1)
+    figure.update_yaxes(autorange="reversed", ticks="", row=2, col=1)
+    caption = "prompt tokens by the memory that they came from, and bytes by lane"
+    height, legend = 420 + 30 * len(names), {"traceorder": "normal"}
+    return captioned(figure, "KV tiers", caption, data.basis, height, legend=legend)
 
 
 class BoundTimeData(NamedTuple):
@@ -334,7 +388,7 @@ def bound_time_figure(data: BoundTimeData) -> go.Figure:
             hovertemplate="%{y:.1f} %",
         )
     axes = ("simulated seconds", {"title": "share of engine time (%)", "range": [0, 100]})
-    look: Look = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
+    look: Look = {"hovermode": "x unified", "legend": {"traceorder": "normal"}, "meta": ON_CLOCK}
     return captioned(figure, "Bottleneck over time", f"means of {data.bin_s:.3g} s", data.basis, 420, *axes, **look)
 
 
@@ -514,3 +568,36 @@ def curves_figure(data: ComparisonData) -> go.Figure:
         (MILLISECONDS, REQUEST_SHARE),
     )
     return captioned(figure, title, "cumulative", data.basis, 420, *axes, hovermode="closest")
+
+
+OF_RUNS = "run: "
+"""Beginning of the names of columns that have one value a run."""
+MOST_POINTS = 3000
+
+
+def column_names(run: RunFolder) -> list[str]:
+    """Columns of a run's requests, then figures of its summary that are numbers."""
+    numbers = [name for name, value in run.document["summary"].items() if isinstance(value, int | float)]
+    return [*run.requests, *(OF_RUNS + name for name in numbers)]
+
+
+def column_values(run: RunFolder, name: str, each: bool) -> FloatArray:
+    """Values of a column: one for each request, or one for the run (the mean of its requests)."""
+    if name.startswith(OF_RUNS):
+        return np.array([run.document["summary"].get(name.removeprefix(OF_RUNS)) or np.nan], dtype=np.float64)
+    values = np.asarray(run.requests[name], dtype=np.float64)
+    return values if each else np.array([values[np.isfinite(values)].mean()])
+
+
+def columns_figure(runs: Mapping[str, RunFolder], x: str, y: str) -> go.Figure:
+    """Any two columns against each other, with a point for each request or run."""
+    figure, each = go.Figure(), not (x.startswith(OF_RUNS) or y.startswith(OF_RUNS))
+    for (name, run), colour in zip(runs.items(), cycle(RUN_COLOURS), strict=False):
+        across, up = (column_values(run, column, each) for column in (x, y))
+        kept = evenly(len(across), MOST_POINTS)
+        marker = {"color": colour, "size": 5 if each else 11, "opacity": 0.6 if each else 1.0}
+        add_points(figure, across[kept], up[kept], name, marker, "%{x:.4g}, %{y:.4g}")
+    caption = f"one point a {'request' if each else 'run'}, {len(runs)} run{'s' * (len(runs) != 1)}"
+    axes = (x.removeprefix(OF_RUNS), y.removeprefix(OF_RUNS))
+    basis = next(iter(runs.values())).basis
+    return captioned(figure, f"{axes[1]} over {axes[0]}", caption, basis, 460, *axes, showlegend=len(runs) > 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from math import inf, isfinite, log10, nan
 from textwrap import wrap
@@ -29,8 +29,10 @@ from dashboards.theme import (
     add_fan,
     add_line,
     add_points,
+    add_tiers,
     captioned,
     range_with_intervals,
+    text_bars,
     text_intervals,
     whiskers,
 )
@@ -187,6 +189,12 @@ class BarsData(NamedTuple):
     basis: str
 
 
+def rules_data(document: Json) -> BarsData:
+    """Speed-up of each rule over the scenario's own, on the seeds of the search."""
+    bars = [(row["rule"], float(row["ratio"]), row["ratio"] >= 1.0) for row in document["rules"] if row["ratio"]]
+    return BarsData("Rules of the search", "above 1: better than yours", "speed-up", bars, document["basis"])
+
+
 def thresholds_data(document: Json) -> BarsData:
     """Mean replicas of each autoscaler threshold and each fixed number of replicas, and whether it meets the SLO."""
     bars = [
@@ -209,6 +217,77 @@ def twin_data(document: Json) -> BarsData:
         if row["gap_percent"] is not None
     ]
     return BarsData("Live engine over simulation", "orange-red raises an alarm", "gap (%)", bars, document["basis"])
+
+
+def importance_data(document: Json) -> BarsData | None:
+    """Share of the differences between variants, points or layouts that each setting explains; None with one setting.
+
+    The metric is that of the study; for a plan, the cost or the chips per output token at the best load within the SLO.
+    """
+    metric, points = document.get("metric"), []
+    for row in next(document[key] for key in ("variants", "points", "candidates") if key in document):
+        values = dict(row.get("summary") or {})
+        for point in row.get("load_points") or ():
+            if point["meets_slo"]:
+                usd = point["usd_per_million_output_tokens"] or 1 / point["output_tokens_per_s_per_chip"]
+                values[metric] = min(usd, values.get(metric, inf))
+        if values.get(metric) is not None:
+            points.append((row["set"], float(values[metric])))
+    shares = explained_shares(points) if points else {}
+    if len(shares) < 2 or not any(shares.values()):
+        return None
+    bars = [(field_words(path), 100 * share, True) for path, share in sorted(shares.items(), key=lambda row: -row[1])]
+    words = metric_words(metric) if metric else "cost per output token within the SLO"
+    caption = f"share of the differences in {words} that one setting alone explains, {len(points)} points"
+    return BarsData("Which setting matters most", caption, "explained (%)", bars, document["basis"])
+
+
+class ChipCostData(NamedTuple):
+    """Dollars a month of each chip, from best to worst case."""
+
+    rows: tuple[tuple[str, float | None, float, float | None], ...]
+    """Chip, cost in the best case, cost, cost in the worst case."""
+    evidence: tuple[str, ...]
+    basis: str | None
+
+
+def chip_costs_data(document: Json) -> ChipCostData | None:
+    """Monthly cost of every chip of a plan on which a layout meets the SLO; None without prices."""
+    known = [row for row in document.get("by_chip") or () if row["usd_per_month"] is not None]
+    ends = [row["usd_per_month_range"] or (None, None) for row in known]
+    rows = tuple((row["chip"], low, row["usd_per_month"], high) for row, (low, high) in zip(known, ends, strict=True))
+    return ChipCostData(rows, tuple(row["basis"] for row in known), document["basis"]) if rows else None
+
+
+EVIDENCE = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION}
+EVIDENCE_TO_A_BUYER = {
+    "calibrated": "measured on this chip",
+    "extrapolated": "measured on this chip, but not at these sizes",
+    "datasheet": "never measured on this chip",
+}
+
+
+def chip_costs_figure(data: ChipCostData) -> go.Figure:
+    """A bar per chip in the colour of its evidence, with a whisker from best to worst case."""
+    figure = go.Figure()
+    for evidence in dict.fromkeys(data.evidence):
+        rows = [row for row, own in zip(data.rows, data.evidence, strict=True) if own == evidence]
+        look: Look = {
+            "error_x": whiskers([row[1:] for row in rows], thickness=2, width=6),
+            "name": EVIDENCE_TO_A_BUYER[evidence],
+        }
+        look |= {"text": [f"${row[2]:,.0f}" for row in rows], "textposition": "inside", "insidetextanchor": "start"}
+        add_bars(figure, [row[2] for row in rows], [row[0] for row in rows], {"color": EVIDENCE[evidence]},
+                 "%{y}: $%{x:,.0f} a month", showlegend=True, textangle=0, **look)  # fmt: skip
+    caption = "bar: predicted; whisker: best to worst case of the model's own error, nine in ten; colour: evidence"
+    order: Look = {"categoryorder": "array", "categoryarray": [row[0] for row in data.rows], **REVERSED}
+    axes = ({"title": "US dollars a month", "rangemode": "tozero", "tickprefix": "$"}, order)
+    return captioned(figure, "Cost of each chip", caption, data.basis, 200 + 44 * len(data.rows), *axes)
+
+
+def chip_costs_text(data: ChipCostData) -> str:
+    """Monthly cost of each chip with its best and worst case."""
+    return "US dollars a month, best to worst case, | = 0\n" + text_intervals(data.rows, 0.0)
 
 
 def bars_figure(data: BarsData) -> go.Figure:
@@ -372,8 +451,12 @@ class ParetoData(NamedTuple):
     basis: str
 
 
+LEAST_POINTS = 3
+"""Minimum points of a plane of two metrics; fewer say less than the table."""
+
+
 def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoData | None:
-    """Every simulated load of a ``plan`` document's layouts; None if no point has both metrics."""
+    """Every simulated load of a ``plan`` document's layouts; None with fewer than ``LEAST_POINTS``."""
     home, best = document["scenario"]["hardware"]["chip"], document["best"] or {"layout": None}
     rows = [
         (candidate, point)
@@ -381,7 +464,7 @@ def pareto_data(document: Json, x: str = PER_USER, y: str = PER_CHIP) -> ParetoD
         for point in candidate.get("load_points") or ()
         if point[x] is not None and point[y] is not None
     ]
-    if not rows:
+    if len(rows) < LEAST_POINTS:
         return None
     planned = document["request_rate"] or best.get("max_rate") or 0.0
     own = [point for candidate, point in rows if candidate["layout"] == best["layout"]]
@@ -480,8 +563,9 @@ class SweepPanel(NamedTuple):
     """Values of the field: numbers, or texts for other types."""
     metric: tuple[float, ...]
     names: tuple[str, ...]
-    lines: Mapping[str, Sequence[int]] = {}
-    """Points that differ in the load alone, by their other settings, in order of load; empty for any other field."""
+    lines: Sequence[tuple[str, Sequence[int]]] = ()
+    """Name of each line and its points, which differ in this field alone, in its order. Lines of one name differ in
+    settings that matter less."""
 
 
 MOST_TICKS = 8
@@ -516,9 +600,10 @@ def sweep_data(document: Json) -> SweepData | None:
             continue
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         shown = tuple(values) if numeric else tuple(str(value) for value in values)
-        lines = _lines(path, [point for point, _ in known]) if numeric and len(rows) == len(known) else {}
+        lines = _lines(path, known) if len(rows) == len(known) and len(set(map(repr, values))) > 1 else ()
         panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows), lines))
-    panels.sort(key=lambda panel: -_explained(panel))
+    share = explained_shares([(point.set, value) for point, value in known])
+    panels.sort(key=lambda panel: (panel.path not in LOAD_WORDS, -share.get(panel.path, 0.0)))
     order = [value for _, value in known]
     best = order.index(max(order) if HIGHER_IS_BETTER[data.metric] else min(order))
     points = tuple((point.name, value) for point, value in known)
@@ -526,27 +611,42 @@ def sweep_data(document: Json) -> SweepData | None:
     return SweepData(tuple(panels[:MOST_FIELDS]), points, best, data.metric, data.basis, ends)
 
 
-def _lines(path: str, points: Sequence[DonePoint]) -> dict[str, list[int]]:
-    """Points along a load by their other settings; empty without a load or with too many lines."""
+def _lines(path: str, known: Sequence[tuple[DonePoint, float]]) -> list[tuple[str, list[int]]]:
+    """Points along a field by their other settings; empty if no two points differ in the field alone.
+
+    A line is named by all of the other settings, or by the one that explains most if the names are too many.
+    """
     lines: dict[str, list[int]] = {}
-    for index in sorted(range(len(points)), key=lambda index: points[index].set.get(path, nan)):
-        others = {name: value for name, value in points[index].set.items() if name != path}
+    order = list(range(len(known)))
+    if all(isinstance(point.set[path], int | float) for point, _ in known):
+        order.sort(key=lambda index: known[index][0].set[path])
+    for index in order:
+        others = {name: value for name, value in known[index][0].set.items() if name != path}
         lines.setdefault(settings_name(others) if others else "", []).append(index)
-    drawn = {name: line for name, line in lines.items() if len(line) > 1}
-    return drawn if path in LOAD_WORDS and len(drawn) <= len(VARIANT_COLOURS) else {}
+    drawn = [(name, line) for name, line in lines.items() if len(line) > 1]
+    if len(drawn) > len(VARIANT_COLOURS):
+        share = explained_shares([(point.set, value) for point, value in known])
+        most = max((name for name in share if name != path), key=share.__getitem__)
+        drawn = [(settings_name({most: known[line[0]][0].set.get(most)}), line) for _, line in drawn]
+    return drawn if len({name for name, _ in drawn}) <= len(VARIANT_COLOURS) else []
 
 
 def sweep_figure(data: SweepData) -> go.Figure:
     """One panel per field, with the best point marked; lines with their intervals over a load."""
-    count = len(data.panels)
+    count, names = len(data.panels), dict[str, int]()
     figure = make_subplots(rows=count, cols=1, vertical_spacing=0.22 / count if count > 1 else 0.0)
     for row, panel in enumerate(data.panels, start=1):
         place: Look = {"row": row, "col": 1}
         colours = [BLUE] * len(panel.values)
-        for (name, line), colour in zip(panel.lines.items(), VARIANT_COLOURS, strict=False):
+        for name, line in panel.lines:
+            first = name not in names
+            names |= {name: names.get(name, len(names))}
+            colour = VARIANT_COLOURS[names[name] % len(VARIANT_COLOURS)]
             x, y = ([column[at] for at in line] for column in (panel.values, panel.metric))
-            add_fan(figure, x, data.ends[line], colour, **place)
-            add_line(figure, x, y, name, colour, "%{y:.4g} at %{x:.4g}", 1.5, showlegend=bool(name), **place)
+            if not isinstance(x[0], str):
+                add_fan(figure, x, data.ends[line], colour, **place)
+            look: Look = {"legendgroup": name, "showlegend": bool(name) and first}
+            add_line(figure, x, y, name, colour, "%{y:.4g} at %{x}", 1.5, **look, **place)
             colours = [colour if at in line else old for at, old in enumerate(colours)]
         marker: Look = {"color": colours, "size": 8, "opacity": 0.75}
         hover = "%{text}: %{y:.4g}<extra></extra>"
@@ -572,20 +672,94 @@ def points_text(data: SweepData) -> str:
     return f"{metric_words(data.metric)}, best first, | = 0\n" + text_intervals(rows, 0.0)
 
 
-def _explained(panel: SweepPanel) -> float:
-    """Share of the metric's variance between values of the field (more than ten numbers: between ten equal ranges)."""
-    overall = sum(panel.metric) / len(panel.metric)
-    total = sum((value - overall) ** 2 for value in panel.metric)
-    if total == 0.0:
-        return 0.0
-    groups: dict[Any, list[float]] = {}
-    numbers = [value for value in panel.values if not isinstance(value, str)]
-    spread = len(set(numbers)) > 10
-    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
-    for value, metric in zip(panel.values, panel.metric, strict=True):
-        mark = min(9, int(10 * (value - low) / (high - low))) if spread else value
-        groups.setdefault(mark, []).append(metric)
-    return sum(len(g) * (sum(g) / len(g) - overall) ** 2 for g in groups.values()) / total
+class KvTierData(NamedTuple):
+    """Curve over the size of a KV store: bytes, shares in percent, milliseconds."""
+
+    sizes: tuple[float, ...]
+    hits: Mapping[str, FloatArray]
+    lru: FloatArray
+    """Hit rates of one LRU cache as large as all tiers; NaN where they are not known."""
+    ttft_ms: FloatArray
+    name: str
+    enough: float | None
+    most: float | None
+    basis: str | None
+
+
+def kv_tier_data(document: Json) -> KvTierData | None:
+    """The ``kv_tier`` section of a ``sweep`` document; None without it."""
+    data = read_document(SweepDocument, document)
+    if (curve := data.kv_tier) is None:
+        return None
+    rows = curve.sizes
+
+    def percents(values: Iterable[float | None]) -> FloatArray:
+        return 100.0 * np.array(list(values), dtype=np.float64)
+
+    return KvTierData(
+        sizes=tuple(one.bytes for one in rows),
+        hits={name: percents(one.hit_rate_by_tier[name] for one in rows) for name in rows[0].hit_rate_by_tier},
+        lru=percents(one.lru_hit_rate for one in rows),
+        ttft_ms=np.array([one.mean_ttft_ms for one in rows], dtype=np.float64),
+        name=curve.name,
+        enough=curve.enough_bytes,
+        most=None if curve.most_hit_rate is None else 100.0 * curve.most_hit_rate,
+        basis=data.basis,
+    )
+
+
+def kv_tier_figure(data: KvTierData) -> go.Figure:
+    """Stacked hit rates and mean TTFT over the size of a store, with the size beyond which nothing is gained."""
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08, row_heights=[0.6, 0.4])
+    gb = [size / 1e9 for size in data.sizes]
+    add_tiers(figure, gb, data.hits, row=1, col=1)
+    dashed: Look = {"line": {"color": GREY, "width": 2, "dash": "dash"}, "row": 1, "col": 1}
+    add_line(figure, gb, data.lru, "one LRU cache of all tiers", GREY, "%{y:.1f} %", **dashed)
+    if data.most is not None:
+        dotted: Look = {"line": {"color": VERMILLION, "width": 2, "dash": "dot"}, "row": 1, "col": 1}
+        add_line(figure, gb, [data.most] * len(gb), "without limit", VERMILLION, "%{y:.1f} %", **dotted)
+    plain: Look = {"mode": "lines+markers", "showlegend": False, "row": 2, "col": 1}
+    add_line(figure, gb, data.ttft_ms, "mean TTFT", BLUE, "%{y:.4s} ms", **plain)
+    if data.enough is not None:
+        figure.add_vline(x=data.enough / 1e9, line={"color": GREY, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(type="log", tickvals=gb, row=1, col=1)
+    figure.update_xaxes(type="log", tickvals=gb, title=f"size of {data.name} (GB)", row=2, col=1)
+    figure.update_yaxes(title="prompt tokens (%)", range=[0, 100], row=1, col=1)
+    figure.update_yaxes(title="mean TTFT (ms)", rangemode="tozero", row=2, col=1)
+    caption = "prompt tokens by the memory that they came from; dotted line: nothing is gained beyond"
+    look: Look = {"hovermode": "x unified", "legend": {"traceorder": "normal"}}
+    return captioned(figure, f"Size of {data.name}", caption, data.basis, 560, **look)
+
+
+def kv_tier_text(data: KvTierData) -> str:
+    """Bars of text of the hit rate by size."""
+    total = np.sum(list(data.hits.values()), axis=0)
+    return text_bars([(f"{size / 1e9:g} GB", hit, f"{hit:.1f} %") for size, hit in zip(data.sizes, total, strict=True)])
+
+
+def explained_shares(points: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
+    """Share of the metric's variance between the values of each setting that varies.
+
+    More than ten numbers count as ten equal ranges.
+
+    >>> explained_shares([({"a": 1, "b": 1}, 1.0), ({"a": 1, "b": 2}, 2.0), ({"a": 2, "b": 1}, 4.0),
+    ...                   ({"a": 2, "b": 2}, 5.0)])
+    {'a': 0.9, 'b': 0.1}
+    """
+    metric = np.array([value for _, value in points])
+    total, shares = float(((metric - metric.mean()) ** 2).sum()), {}
+    for path in dict.fromkeys(path for setting, _ in points for path in setting):
+        values = [setting.get(path) for setting, _ in points]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if len(set(numbers)) > 10:
+            low, width = min(numbers), (max(numbers) - min(numbers)) / 10
+            values = [value if value is None else min(9, int((value - low) / width)) for value in values]
+        marks = np.array([repr(value) for value in values])
+        groups = [metric[marks == mark] for mark in dict.fromkeys(marks.tolist())]
+        between = sum(len(group) * (group.mean() - metric.mean()) ** 2 for group in groups)
+        if len(groups) > 1:
+            shares[path] = round(float(between) / total, 6) if total else 0.0
+    return shares
 
 
 class TuningData(NamedTuple):

@@ -140,8 +140,33 @@ EXAMPLES = {
     "engine.cuda_graph_sizes": "[1, 2, 4, 8, 16]",
     "engine.swap_space_bytes": "8.0e9",
     "engine.kv_offloading_bytes": "1.0e11",
+    "engine.prefix_cache_eviction": "{name: pin, seconds: 60}",
+    "engine.prefix_cache_eviction.name": "pin",
+    "engine.prefix_cache_eviction.seconds": "60",
+    "engine.kv_stores.eviction": "session-aware",
+    "kv_store.eviction": "{name: ttl, seconds: 300}",
+    "engine.kv_stores": "[{bytes: 1.0e11}]",
+    "engine.kv_stores.bytes": "1.0e11",
+    "engine.kv_stores.usd_per_gb_month": "0.1",
+    "engine.kv_stores.name": "nvme",
+    "engine.kv_stores.read_bytes_per_s": "6.0e9",
+    "engine.kv_stores.write_bytes_per_s": "3.0e9",
+    "engine.kv_stores.latency_s": "0.0001",
+    "engine.kv_stores.loads": "background",
+    "kv_store": "{bytes: 1.0e13, read_bytes_per_s: 2.0e10, write_bytes_per_s: 1.0e10}",
+    "kv_store.bytes": "1.0e13",
+    "kv_store.usd_per_gb_month": "0.1",
+    "kv_store.read_bytes_per_s": "2.0e10",
+    "kv_store.write_bytes_per_s": "1.0e10",
+    "kv_store.name": "ceph",
+    "kv_store.latency_s": "0.001",
+    "kv_store.link": "infiniband-ndr",
+    "kv_store.links": "1",
     "engine.host_link": "pcie5-x16",
     "router": "{max_outstanding: 64, when_full: refuse}",
+    "router.endpoint_picker": "endpoint-picker.yaml",
+    "router.filters": "[{filter: prefix-affinity, threshold: 0.8}]",
+    "router.scorers": "[{scorer: prefix, weight: 3}, {scorer: queue}]",
     "faults.mtbf_s": "86400",
     "faults.mttr_s": "600",
     "faults.events.replica": "0",
@@ -202,6 +227,12 @@ EXAMPLES = {
     "workload.input_tokens.file": "lengths.txt",
     "workload.priorities": "[0, 0, 1]",
     "workload.sessions.system_prompts": "6",
+    "workload.shared_prefixes": "{groups: 150, prompts: 5, system_tokens: 6000, question_tokens: 1200}",
+    "workload.warm_up": "{stages: 1}",
+    "workload.warm_up.requests": "100",
+    "workload.warm_up.seconds": "60.0",
+    "workload.warm_up.stages": "1",
+    "workload.arrivals.stages": "[{rate: 5, seconds: 60}, {rate: 10, seconds: 60}]",
     "workload.sessions": "{turns: 4, think_time_s: 5.0}",
     "workload.columns": "{arrival: ts, input: prompt_toks}",
     "workload.format": "mooncake",
@@ -318,7 +349,7 @@ def _summary(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def _meanings(title: str) -> dict[str, str]:
-    """Docstrings written under the fields of the model with this title."""
+    """Docstrings written under the fields of the model with this title, and of the sections that it builds on."""
     import ast
     import inspect
     import textwrap
@@ -330,7 +361,9 @@ def _meanings(title: str) -> dict[str, str]:
     model = next((cls for cls in classes if cls.__name__ == title), None)
     if model is None:
         return {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0].body  # type: ignore[attr-defined]
+    sections = [cls for cls in reversed(model.__mro__) if issubclass(cls, Section) and cls is not Section]
+    sources = [ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0] for cls in sections]
+    body = [node for source in sources for node in source.body]  # type: ignore[attr-defined]
     values = {}
     for field, after in pairwise(body):
         text = getattr(getattr(after, "value", None), "value", None)

@@ -1,4 +1,5 @@
 from simulator.running.plugin_checks import check_admission as check_admission
+from simulator.running.plugin_checks import check_eviction as check_eviction
 from simulator.running.plugin_checks import check_reader as check_reader
 from simulator.running.plugin_checks import check_router as check_router
 from simulator.running.plugin_checks import check_scheduler as check_scheduler

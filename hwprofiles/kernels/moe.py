@@ -18,6 +18,9 @@ NORMAL_POINTS = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
 LARGEST_SHARE = 0.8
 """Largest share of the tokens that one expert receives under a power law (aiconfigurator's ``power_law_logits_v3``)."""
 
+DISPATCHED = ("deepepmoe", "wideep")
+"""Beginnings of the names of kernels that receive only the tokens of their own experts."""
+
 
 class Routing(NamedTuple):
     """Distribution of tokens over experts."""

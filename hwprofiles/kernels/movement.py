@@ -96,7 +96,7 @@ def collective_time(
     chips = float(world_size)
     share = (chips - 1.0) / chips
     volume_share = {"all_reduce": 2.0 * share, "send_recv": 1.0}.get(operation, share)
-    steps = {"all_reduce": 2.0 * (chips - 1.0), "send_recv": 1.0, "all_to_all": 1.0}.get(operation, chips - 1.0)
+    steps = {"all_reduce": 2.0 * (chips - 1.0), "send_recv": 1.0, "all_to_all": log2(chips)}.get(operation, chips - 1.0)
     own = 0.0 if operation == "send_recv" else parameters.copy_share / chips
     bandwidth = link.bandwidth_bytes_per_s * parameters.bandwidth_efficiency
     volume = volume_share * message_bytes

@@ -313,7 +313,8 @@ def vllm_table(scenario: Scenario) -> str:
     rows: list[list[int]] = []
     best = len(survival) - 1
     budget = build.main.limits.max_num_batched_tokens
-    for batch in range(1, min(build.main.limits.max_num_seqs, budget) + 1):
+    at_once = min(build.main.limits.max_num_seqs, budget, build.main.memory.num_blocks)  # each needs a block
+    for batch in range(1, at_once + 1):
         fitting = min(len(survival), budget // batch)  # choices of K with which one step takes the whole batch
         best = min(best, fitting - 1)
         steps = [step_seconds(batch, tokens, TABLE_CONTEXT) for tokens in range(fitting)]

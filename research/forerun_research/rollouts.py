@@ -151,7 +151,7 @@ def rollouts_result(
 
 def _checked(scenario: Scenario) -> Scenario:
     workload, speculation = scenario.workload, scenario.speculation
-    if workload.trace is not None or workload.sessions is not None:
+    if workload.input_tokens is None or workload.sessions is not None:
         raise ForerunError("workload: rollouts draw prompts and responses; give input_tokens and output_tokens alone")
     if workload.arrivals is None or workload.arrivals.process != "burst":
         raise ForerunError("workload.arrivals: a training step sends its prompts at once; write {process: burst}")

@@ -31,6 +31,7 @@ def import_launch(
     chip: ShortcutOptions.chip = None,
     trace: ShortcutOptions.trace = None,
     rate: ShortcutOptions.rate = None,
+    router: ShortcutOptions.router = None,
     set_values: SetOption = None,
     output: Annotated[
         Path | None, Option("--output", "--out", metavar="FILE", help="Scenario file to write; default: stdout.")
@@ -43,7 +44,7 @@ def import_launch(
     from simulator.running.names import check_names
     from simulator.running.scenario import folder_of, read_source, scenario_in
 
-    settings = chosen(set_values, chip, trace, rate)
+    settings = chosen(set_values, chip, trace, rate, router=router)
     matched: list[Launch] = []
     place, data = read_source(source, settings, matched.append)
     if not matched:

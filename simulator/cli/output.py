@@ -57,6 +57,9 @@ class ShortcutOptions:
     chip = Annotated[str | None, Option("--chip", metavar="CHIP", help="hardware.chip, for a launch line.")]
     trace = Annotated[str | None, Option("--trace", metavar="FILE", help="workload.trace in place of another load.")]
     rate = Annotated[float | None, Option("--rate", metavar="R", help="Poisson arrivals, requests per second.")]
+    router = Annotated[
+        str | None, Option("--router", metavar="FILE", help="EndpointPickerConfig of llm-d, as router.endpoint_picker.")
+    ]
     measured = Annotated[
         list[str] | None,
         Option(metavar="RESULT", help="Benchmark result of this deployment, which narrows every answer; repeatable."),
@@ -69,6 +72,7 @@ def chosen(
     trace: str | None = None,
     rate: float | None = None,
     measured: Sequence[str] | None = None,
+    router: str | None = None,
 ) -> tuple[str, ...]:
     """``--set`` texts with those that the shortcuts stand for in front."""
     shortcuts = [f"hardware.chip={json.dumps(chip)}"] if chip is not None else []
@@ -76,6 +80,8 @@ def chosen(
         shortcuts.append(f"workload={json.dumps({'trace': trace})}")
     if rate is not None:
         shortcuts.append(f"workload.arrivals={json.dumps({'request_rate': rate})}")
+    if router is not None:
+        shortcuts += [f"router.endpoint_picker={json.dumps(router)}", "engine.routing=scored"]
     if measured:
         shortcuts.append(f"measured={json.dumps(list(measured))}")
     return (*shortcuts, *(settings or ()))
@@ -197,12 +203,11 @@ def printed(
     notes: Sequence[str] = (),
     full: bool = True,
 ) -> list[Any]:
-    """A result for the terminal: title, conclusion, tables, definitions of terms, notes."""
+    """A result for the terminal: conclusion, title, tables, definitions of terms, notes."""
     from rich.text import Text
 
-    parts: list[Any] = [Text(title, style="bold").append(f"  {facts}", style="dim not bold")]
-    if conclusion:
-        parts.append(Text(conclusion, style="bold"))
+    parts: list[Any] = [Text(conclusion, style="bold")] if conclusion else []
+    parts.append(Text(title, style="" if conclusion else "bold").append(f"  {facts}", style="dim not bold"))
     views = [replace(table, shown=None) if full else table.brief() for table in tables]
     parts += [view for view in views if view.rows]
     if left := [words for table, view in zip(tables, views, strict=True) for words in left_out(table, view)]:

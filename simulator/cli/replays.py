@@ -187,7 +187,7 @@ def steps(
     """Predict measured engine steps from their batch composition and show how far off the predictions are."""
     from types import SimpleNamespace
 
-    from simulator.replay.replay_tables import replay_heading, step_replay_tables
+    from simulator.replay.replay_tables import replay_conclusion, replay_heading, step_replay_tables
     from simulator.replay.scores import exceeded, parse_limit
     from simulator.replay.steps import steps_document
     from simulator.running.scenario import load_scenario
@@ -203,7 +203,10 @@ def steps(
             from dashboards.replay_report import write_replay
 
             write_replay(out, document)
-        emit(document, json_file, printed(*replay_heading(document), step_replay_tables(document), full=full))
+        conclusion = replay_conclusion(document)
+        emit(
+            document, json_file, printed(*replay_heading(document), step_replay_tables(document), conclusion, full=full)
+        )
     return _gate(lines)
 
 

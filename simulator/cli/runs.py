@@ -42,6 +42,7 @@ def run(
     chip: ShortcutOptions.chip = None,
     trace: ShortcutOptions.trace = None,
     rate: ShortcutOptions.rate = None,
+    router: ShortcutOptions.router = None,
     measured: ShortcutOptions.measured = None,
     seed: Annotated[int, Option(min=0, help="Seed of arrivals, lengths and acceptance.")] = 0,
     replications: Annotated[
@@ -69,7 +70,9 @@ def run(
     emit_command: Annotated[
         str | None,
         Option(
-            "--emit", metavar="CLIENT", help="Print the client's command for this load: guidellm, aiperf or vllm-bench."
+            "--emit",
+            metavar="NAME",
+            help="Print the command of guidellm, aiperf or vllm-bench for this load; or the router: endpoint-picker.",
         ),
     ] = None,
     no_progress: NoProgressOption = False,
@@ -80,7 +83,7 @@ def run(
     from simulator.running.scenario import load_scenario, place_of
     from simulator.serving.compiled import why_interpreted
 
-    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate, measured))
+    loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate, measured, router))
     command = None if emit_command is None else _client_command(emit_command, loaded)
     with checked_outputs(out, json_file):
         try:
@@ -126,12 +129,12 @@ def run(
 
 
 def _client_command(name: str, scenario: Scenario) -> str:
-    """Command of a benchmark client for the scenario's load."""
+    """Command of a benchmark client for the scenario's load, or its router as a file."""
     from forerun.errors import ArgumentError
     from simulator.studies.artefacts import ARTEFACTS, CLIENTS
 
-    if name not in CLIENTS:
-        raise ArgumentError("emit", f"{name} is no benchmark client: one of {', '.join(CLIENTS)}")
+    if name not in (*CLIENTS, "endpoint-picker"):
+        raise ArgumentError("emit", f"{name} is no benchmark client: one of {', '.join(CLIENTS)}, or endpoint-picker")
     return ARTEFACTS[name](scenario)
 
 

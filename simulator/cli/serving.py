@@ -41,8 +41,15 @@ def serve(
         Path | None,
         Option(metavar="FILE", help="Write what comes as a request trace (.jsonl), for workload.trace."),
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESS", help="Publish vLLM's KV events over ZMQ: tcp://*:5557, a port more for each replica."
+        ),
+    ] = None,
     set_values: SetOption = None,
     chip: ShortcutOptions.chip = None,
+    router: ShortcutOptions.router = None,
     measured: ShortcutOptions.measured = None,
     seed: Annotated[int, Option(min=0, help="Seed of answer lengths, acceptance and failures.")] = 0,
 ) -> int:
@@ -62,7 +69,7 @@ def serve(
         needed = "forerun serve needs starlette, uvicorn and prometheus-client"
         raise ForerunError(f"{needed}; {install_hint('serve')} ({error})") from None
 
-    loaded = load_scenario(scenario, chosen(set_values, chip, measured=measured))
+    loaded = load_scenario(scenario, chosen(set_values, chip, measured=measured, router=router))
     with ExitStack() as stack:
         trace = None
         if trace_out is not None:
@@ -71,7 +78,7 @@ def serve(
             trace_out.parent.mkdir(parents=True, exist_ok=True)
             trace = stack.enter_context(closing(RequestTrace(trace_out)))
         try:
-            server = Server(loaded, seed, speed, trace)
+            server = Server(loaded, seed, speed, trace, kv_events)
         except ForerunError as error:
             raise ForerunError(f"{place_of(scenario)}: {error}") from None
         slow = why_interpreted()

@@ -60,7 +60,7 @@ def _command(main: StudyCommand, others: list[StudyCommand]) -> Callable[..., in
     free = {
         name: None if name in options else kind
         for name, kind in vars(ShortcutOptions).items()
-        if name in ("chip", "trace", "rate", "measured")
+        if name in ("chip", "trace", "rate", "router", "measured") and name not in {study.switch for study in others}
     }
 
     def call(**values: Any) -> int:

@@ -12,8 +12,8 @@ import yaml
 from forerun.document import Json
 from forerun.errors import ForerunError
 from forerun.yaml_files import parse
-from hwprofiles import chip_names, systems
-from hwprofiles.catalogue import chip_name
+from hwprofiles import machine_name
+from simulator.launch.endpoint_picker import KIND, configuration_of
 from simulator.launch.manifests import manifest_commands, words_of
 from simulator.launch.shell import READ, Command, commands_in, is_line
 from simulator.launch.tables import find
@@ -71,6 +71,9 @@ def read_launch(text: str, folder: Path, place: str, given: Mapping[str, str] | 
             return None
         parts = [translate(one, folder, given.get("model")) for one in commands]
         launch = _joined(parts, given)
+        picker = configuration_of(_documents(text), place) if KIND in text else None
+        if picker is not None and not any(path.startswith(("router", "engine.routing")) for path in given):
+            launch.data["router"] = {"endpoint_picker": picker}
     except ForerunError as error:
         raise ForerunError(f"{place}: {str(error).removeprefix('launch line: ')}") from None
     if "chip" not in launch.data["hardware"] and not any("hardware" in path for path in given):
@@ -98,6 +101,8 @@ def _commands(text: str) -> list[Command]:
     first = next(one for one in documents if isinstance(one, Mapping))
     if SCENARIO_KEYS & {*first}:
         return []
+    if first.get("kind") == KIND:
+        raise ForerunError("configures an endpoint picker; give it with a scenario: forerun run SCENARIO --router FILE")
     served = re.search(r"^#\s*(trtllm-serve\s+(\S+).*)$", text, re.MULTILINE)
     if "apiVersion" not in first and (served or TRTLLM_KEYS & {*first}):
         model = [served[2]] if served else []
@@ -215,5 +220,5 @@ def scenario_text(launch: Launch, fields: Json, source: str) -> str:
 def _chip_of(command: Command) -> tuple[str, str]:
     """Chip of the catalogue that a manifest or an image names, and the word for it; empty without one."""
     word = command.chip or next(iter(re.findall(r"mi3\d+x", command.image)), "")
-    known = chip_name(word.lower().replace("-multinode", ""), (*chip_names(), *systems())) if word else None
+    known = machine_name(word.lower().replace("-multinode", "")) if word else None
     return known or "", word

@@ -26,6 +26,8 @@ from simulator.speculation.methods import METHODS
 from simulator.timing.framework import load_framework
 from simulator.timing.releases import release_numbers
 
+ASSUMED_DISK = {"medium": "disk", "read_bytes_per_s": 6e9, "write_bytes_per_s": 3e9, "saves": "computed"}
+"""Disk of a launch line, which names none."""
 SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 FILE_TYPE = re.compile(
     r"[-._:]((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32))(?:-\d{5}-of-\d{5})?$", re.IGNORECASE
@@ -101,6 +103,9 @@ class _Reader:
                 word = llama.get(name, name.removeprefix("LLAMA_ARG_").lower())
                 known = find(self.engine, f"--{word}")
                 self._apply(f"{name}={value}", known[0] if known else word, known[1] if known else None, value)
+            elif name.startswith("LMCACHE_"):
+                kind = USED if re.search("LOCAL_(CPU|DISK)", name) else NOT_MODELLED
+                self._record(f"{name}={value}", kind, "engine.kv_stores" if kind == USED else "a detail of LMCache")
             elif re.match("VLLM_|SGLANG_|SGL_|TRTLLM_|TLLM_|CUDA_VIS|HIP_VIS|ROCR_VIS|NCCL_", name):
                 self._record(f"{name}={value}", *self._variable(name, value))
 
@@ -259,6 +264,13 @@ class _Reader:
         if role is not None:
             self.kept["role"] = role
             return USED, f"role {role} of a KV transfer"
+        extra = config.get("kv_connector_extra_config") or {}
+        if connector in ("OffloadingConnector", "SimpleCPUOffloadConnector") and extra.get("cpu_bytes_to_use"):
+            self.kept["offloaded_bytes"] = float(extra["cpu_bytes_to_use"])
+            return USED, "engine.kv_stores"
+        if connector.startswith("LMCacheConnector"):
+            self.kept["lmcache"] = {key.removeprefix("lmcache."): value for key, value in extra.items()}
+            return USED, "engine.kv_stores"
         if re.search("Nixl|P2p|Mooncake(?!Store)|Mori", connector):
             return USED, "a KV transfer between pools, where there are some"
         return NOT_MODELLED, f"a KV cache in further memories ({connector}); engine.kv_offloading_bytes is the host's"
@@ -414,8 +426,43 @@ class _Reader:
             self.made.notes.append(
                 f"the manifest gives {given} chips to a replica, and the command uses {chips * copies}"
             )
-        if "kv_offloading" in kept:
+        self._set_stores(chips)
+
+    def _set_stores(self, chips: int) -> None:
+        """KV stores; sizes of LMCache and HiCache are of each rank."""
+        kept, disk = self.kept, dict(ASSUMED_DISK)
+        lmcache = {"local_cpu": True, "max_local_cpu_size": 5.0} if kept.get("kv_backend") == "lmcache" else None
+        if lmcache is not None and "kv_offloading" in kept:
+            lmcache["max_local_cpu_size"] = kept["kv_offloading"] / 2**30 / chips
+        elif "lmcache" in kept:
+            named = re.compile(r"LMCACHE_(LOCAL_CPU|MAX_LOCAL_CPU_SIZE|LOCAL_DISK|MAX_LOCAL_DISK_SIZE)")
+            env = {name[8:].lower(): _value(one) for name, one in self.command.env.items() if named.fullmatch(name)}
+            lmcache = {"local_cpu": True, "max_local_cpu_size": 5.0, **env, **kept["lmcache"]}
+        elif "kv_offloading" in kept:
             self.fields["kv_offloading_bytes"] = kept["kv_offloading"] / chips
+        stores: list[Json] = []
+        if "offloaded_bytes" in kept:
+            stores.append({"bytes": kept["offloaded_bytes"], "saves": "computed", "loads": "background"})
+        if lmcache is not None and lmcache["local_cpu"] is True:
+            size = float(lmcache["max_local_cpu_size"]) * 2**30 * chips
+            stores.append({"bytes": size, "saves": "computed", "loads": "background"})
+        if lmcache is not None and lmcache.get("local_disk"):
+            stores.append(disk | {"bytes": float(lmcache.get("max_local_disk_size", 0.0)) * 2**30 * chips})
+        if kept.get("hicache") and "hicache_bytes" in kept:
+            saves = "evicted" if kept.get("hicache_policy") == "write_back" else "computed"
+            stores.append({"bytes": kept["hicache_bytes"] * chips, "saves": saves})
+        elif kept.get("hicache"):
+            ratio = kept.get("hicache_ratio", 2.0)
+            self.made.notes.append(
+                f"HiCache's host memory is {ratio:g} times the chips' KV, and is left out: give --hicache-size GB"
+            )
+        if stores and kept.get("hicache_storage"):
+            stores.append(disk | {"bytes": 1e12})
+            self.made.notes.append(f"--hicache-storage-backend {kept['hicache_storage']} is read as a disk of 1 TB")
+        if any(store.get("medium") for store in stores):
+            self.made.notes.append("the disk is taken for an NVMe drive of 6 GB/s read and 3 GB/s written")
+        if stores:
+            self.fields["kv_stores"] = [store for store in stores if store["bytes"]]
 
     def _set_local_layout(self, layers: int) -> None:
         """Layers and experts that llama.cpp leaves to the host or to further chips."""

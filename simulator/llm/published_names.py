@@ -15,6 +15,7 @@ from simulator.llm.layers import PARTS
 
 UNQUANTISED_PARTS = ("embedding", "lm_head", "router", "norm")
 """Parts that quantised checkpoints leave in 16 bits (AutoGPTQ, AutoAWQ and llm-compressor defaults)."""
+FOUR_BIT_FLOATS = ("fp4", "mxfp4", "nvfp4a16")
 _FILE_TYPE = re.compile(r"[-.]((?:ud-)?i?q\d_[a-z0-9_]+|bf16|f16)-gguf$|(?:-gguf)?:([a-z0-9_-]+)$")
 """File type of a GGUF repository: the tag that llama.cpp and vLLM take, or a part of the name."""
 
@@ -60,7 +61,10 @@ def stated_formats(text: str) -> tuple[str, ...]:
 
 
 def weight_dtypes(architecture: Architecture, name: str) -> dict[str, str]:
-    """Dtype of every part where the layers' matrices are in one format, or in a file type of llama.cpp."""
+    """Dtype of every part where the layers' matrices are in one format, or in a file type of llama.cpp.
+
+    Four-bit floats are those of the published checkpoints, which may keep parts wider (``kept_wider``).
+    """
     if name in GGUF_BLOCKS or name not in DTYPES:
         from simulator.llm.gguf_file import recipe_dtypes
 
@@ -68,7 +72,14 @@ def weight_dtypes(architecture: Architecture, name: str) -> dict[str, str]:
         if recipe is not None:
             return {part: recipe[part] for part in PARTS}
     wide = dtype_bytes(name) >= 2
-    return {part: name if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
+    dtypes = {part: name if wide or part not in UNQUANTISED_PARTS else "bf16" for part in PARTS}
+    return dtypes | kept_wider(architecture.name, name)
+
+
+def kept_wider(model: str, name: str) -> dict[str, str]:
+    """Formats of the parts that published checkpoints of a catalogue model keep wider than ``name``."""
+    rows = packaged("simulator.llm", "published_models.yaml")["kept_wider"] if name in FOUR_BIT_FLOATS else []
+    return next((row["parts"] for row in rows if re.fullmatch(row["models"], model)), {})
 
 
 def requantised(architecture: Architecture, name: str) -> str | dict[str, str]:
@@ -97,7 +108,8 @@ def with_formats(architecture: Architecture, text: str, checkpoint: NamedCheckpo
             dtypes |= dict.fromkeys(("embedding", "lm_head"), dtype)
     note += f" and a KV cache in {kv}" if kv else ""
     if dtype in DTYPES and dtype_bytes(dtype) < 2:
-        note += "; its config.json says which layers stay wider"
+        kept = ", ".join(f"{part} in {wider}" for part, wider in kept_wider(architecture.name, dtype).items())
+        note += f", {kept} as in NVIDIA's checkpoint" if kept else "; its config.json says which layers stay wider"
     return replace(architecture, checkpoint_dtypes=dtypes, kv_cache_dtype=kv, notes=(note, *architecture.notes))
 
 

@@ -39,7 +39,8 @@ JUDGED = (("mean_ttft_ms", "median_ttft_ms"), ("mean_tpot_ms", "median_tpot_ms",
           ("output_throughput", "request_throughput"))  # fmt: skip
 """Figures by which a run is judged; of each group the first that was measured and predicted."""
 OF_ARRIVALS, AS_OFFERED = ("output_throughput", "request_throughput"), 0.05
-"""Metrics that depend only on arrivals if the engine keeps up with them, and their maximum error in that case."""
+"""Metrics that depend only on arrivals if the engine keeps up with them, and their maximum error in that case. Arrivals
+of few requests differ by more from one draw to the next."""
 EQUAL = 0.1
 """Difference of the explained shares up to which two causes explain a gap equally well."""
 LEAST_SHARE = 0.1
@@ -159,13 +160,13 @@ def judged_figures(run: MeasuredRun, result: Json) -> list[Judged]:
     """Figures that were measured and predicted, with both intervals; of a prediction without one, both are a point."""
     predicted, error = result["predicted"], result["model_error"]
     intervals = {} if error is None else intervals_of(predicted, error, error["sampling"])
-    rows = []
+    rows, requests = [], run.num_requests or 1000
     for names in JUDGED:
         metric = next((name for name in names if name in run.measured and predicted.get(name)), None)
         if metric is not None and not (
             metric in OF_ARRIVALS
             and run.max_concurrency is None
-            and abs(run.measured[metric] / predicted[metric] - 1) < AS_OFFERED
+            and abs(run.measured[metric] / predicted[metric] - 1) < max(AS_OFFERED, 3 * (2 / requests) ** 0.5)
         ):
             value = predicted[metric]
             low, high = intervals.get(metric, (value, value))
@@ -286,20 +287,20 @@ def _verdict(judged: Sequence[Judged], causes: Sequence[Cause]) -> str:
     """Sentence with the verdict and the supported claim about its cause."""
     off = [row for row in judged if row.place == "outside"] or [row for row in judged if row.place == "inside"]
     if not off:
-        return "Nothing to explain: every figure lies in the likely half of its interval"
+        return "The server is as fast as it should be: every figure lies in the likely half of its interval"
+    off.sort(key=lambda row: -abs(log(row.measured / row.predicted)))
     words = []
     for row in off:
-        title, unit = metric_title(row.metric)
-        ratio = row.measured / row.predicted
+        (title, unit), ratio = metric_title(row.metric), row.measured / row.predicted
         faster = (ratio > 1) == HIGHER_IS_BETTER.get(row.metric, False)
+        pace = f"{max(ratio, 1 / ratio):.1f} times {'faster' if faster else 'slower'} than it should be"
         low, high = (number(end) for end in row.interval)
-        words.append(
-            f"{title} {number(row.measured)} {unit} is {row.place} {low} to {high} "
-            f"({max(ratio, 1 / ratio):.1f} times {'better' if faster else 'worse'} than the {number(row.predicted)} "
-            "predicted)"
+        figure = (
+            f"{title[0].lower()}{title[1:]}: {number(row.measured)} {unit} for {number(row.predicted)} (nine in ten "
         )
-    place = "Outside the 90 % interval" if off[0].place == "outside" else "Inside the 90 % interval, but not likely"
-    return f"{place}: {'; '.join(words)}. {_claim(causes)}"
+        words.append(f"{pace} in {figure}{low} to {high})")
+    usual = "" if off[0].place == "outside" else "; that is unusual, and inside nine in ten"
+    return f"The server is {'; '.join(words)}{usual}. {_claim(causes)}"
 
 
 def _claim(causes: Sequence[Cause]) -> str:
@@ -309,7 +310,7 @@ def _claim(causes: Sequence[Cause]) -> str:
     if len(equal) > 1:
         named = " or ".join(f"{cause.cause} ({cause.share:.0%})" for cause in equal[:3])
         return f"Nothing is claimed, for {len(equal)} causes explain it equally well: {named}"
-    return f"First cause to check: {equal[0].cause}, which explains {equal[0].share:.0%}"
+    return f"The likeliest cause is {equal[0].cause}, which explains {equal[0].share:.0%}"
 
 
 def _equally_good(causes: Sequence[Cause]) -> list[Cause]:

@@ -193,10 +193,11 @@ def replay_kernels(
 
 def trace_library(table: KernelTable, library: str) -> str:
     """The kernel library to predict a trace with: ``portable`` instead of ``generic`` if all its rows were timed with
-    kernels older than the chip (collectives of NCCL aside); else ``library`` as given."""
+    kernels older than the chip (collectives of NCCL aside), ``nccl`` if all are NCCL's; else ``library`` as given."""
     column = table.word("library")
-    named = {column.names[code] for code in np.unique(column.codes)} - {"nccl"}
-    return PORTABLE if library == "generic" and named == {PORTABLE} else library
+    named = {column.names[code] for code in np.unique(column.codes)}
+    alone = {frozenset({"nccl"}): "nccl", frozenset({PORTABLE}): PORTABLE, frozenset({PORTABLE, "nccl"}): PORTABLE}
+    return alone.get(frozenset(named), library) if library == "generic" else library
 
 
 def only_device(table: KernelTable) -> str:

@@ -88,6 +88,7 @@ class Modules:
         if mixer.heads % heads:
             raise ForerunError(f"kernel trace: {heads} heads are no whole share of {architecture.name}'s {mixer.heads}")
         name = library.chip.links.scale_up
+        dtype = table.text("dtype", chosen[0])  # of the module's own matrices, whatever a checkpoint keeps wider
         deployment = Deployment(
             architecture=architecture,
             chip=library.chip,
@@ -95,7 +96,7 @@ class Modules:
             link=load_link(name) if name else None,
             framework=self.framework,
             tensor_parallel=mixer.heads // heads,
-            weight_dtypes=resolve_weight_dtypes(architecture, table.text("dtype", chosen[0])),
+            weight_dtypes=resolve_weight_dtypes(architecture, {"default": dtype, "attention": dtype}),
             kv_dtype=table.text("kv_dtype", chosen[0]),
         )
         tokens = self.tokens[part].astype(np.float64)

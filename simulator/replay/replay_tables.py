@@ -44,11 +44,8 @@ def replay_heading(document: Document) -> tuple[str, str]:
         words = f": {simulated.pop()}" if known else f": {', '.join(models[:4])}{' ...' if len(models) > 4 else ''}"
         words += f"; {others} configurations of other models than the scenario's" if others and not known else ""
         words *= bool(models)
-        verdict = (
-            f"{explained_run(document)}{document['explanation']['verdict']}\n" if "explanation" in document else ""
-        )
         return (
-            f"{verdict}{runs:,} measured run{'s' * (runs != 1)} served again{words}",
+            f"{runs:,} measured run{'s' * (runs != 1)} served again{words}",
             f"{facts}seed {document['seed']} · {basis}",
         )
     count = f"{document['overall']['n']:,}{held_out}"
@@ -56,6 +53,20 @@ def replay_heading(document: Document) -> tuple[str, str]:
         return f"{count} engine steps", basis
     parts = (f"{count} rows", READINGS[document["residual"]], basis, context_words(document))
     return f"{document['chip']}, {document['library']} kernels", " · ".join(filter(None, parts))
+
+
+def replay_conclusion(document: Document) -> str:
+    """Verdict on the explained run, or the errors over all figures."""
+    if "explanation" in document:
+        return f"{explained_run(document)}{document['explanation']['verdict']}."
+    if "scores" in document:
+        scores = [score for score in document["scores"] if score["group"] == "all" and score["metric"] in METRIC_WORDS]
+        errors = [f"{metric_title(score['metric'])[0]} {number(score['median_ape'], 3)} %" for score in scores]
+        return f"Predictions are off in the median by: {', '.join(errors)}." if errors else ""
+    if (overall := document.get("overall")) is None:
+        return ""
+    inside = "" if (share := overall.get("coverage90")) is None else f"; {number(share, 3)} % lie within nine in ten"
+    return f"Predictions are off by {number(overall['median_ape'], 3)} % in the median of {overall['n']:,}{inside}."
 
 
 def explained_run(document: Document) -> str:
@@ -173,18 +184,19 @@ def run_replay_tables(document: Document) -> list[Table]:
     shown = [metric for metric in METRIC_WORDS if any(metric in run["error"] for run in document["runs"])]
     if len(document["runs"]) == 1:
         shown += [metric for metric in document["runs"][0]["error"] if metric not in METRIC_WORDS]
-    columns = ["run", "load", "engine"]
-    for metric in shown:
-        title, unit = metric_title(metric)
-        columns += [f"{title.removeprefix('Mean ')} ({unit})", "predicted", "error (%)"]
-    runs = []
+    engines = {run_engine(run) for run in document["runs"]}
+    beside = ["run", "load", *(["engine"] if len(engines) > 1 else [])]
+    columns: Sequence[str] = [*beside, *(word for metric in shown for word in (_column(metric), "predicted"))]
+    runs: list[list[Value]] = []
     for run in document["runs"]:
-        cells: list[Value] = [run["name"], run_load(run), run_engine(run)]
-        for metric in shown:
-            measured, error = run["measured"].get(metric), _signed(run["error"].get(metric))
-            cells += [measured, _predicted(run, metric), error]
-        runs.append(cells)
+        cells: list[Value] = [run["name"], run_load(run), run_engine(run)][: len(beside)]
+        runs.append([*cells, *(cell for metric in shown for cell in _judged(run, metric))])
     interval = " with its 90 % interval" if any(run["interval90"] for run in document["runs"]) else ""
+    engine = f" of {engines.pop()}" if len(engines) == 1 < len(document["runs"]) else ""
+    if len(document["runs"]) == 1:  # a row for each metric
+        (run,) = document["runs"]
+        columns = (f"{run['name']}: {run_load(run)}, {run_engine(run)}", "measured", "predicted")
+        runs = [[_column(metric), *_judged(run, metric)] for metric in shown]
     inside = ("inside 90 %",) if any(score.get("coverage90") is not None for score in document["scores"]) else ()
     heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", *inside)
     scores = [row[: len(heads)] for row in scores]
@@ -196,9 +208,9 @@ def run_replay_tables(document: Document) -> list[Table]:
     explained = explanation_tables(document["explanation"]) if "explanation" in document else []
     return [
         *explained,
-        *(over_runs if len(runs) > 1 else ()),
+        *(over_runs if len(document["runs"]) > 1 else ()),
         Table(
-            f"Every run: measured, predicted{interval}, and error",
+            f"Every run{engine}: measured, predicted{interval}, and error",
             columns,
             runs,
             shown=SHOWN_RUNS,
@@ -287,12 +299,20 @@ def _signed(value: float | None) -> Value:
     return None if value is None else Cell(f"{value:+.1f}", value=value)
 
 
-def _predicted(run: Document, metric: str) -> Value:
-    """The prediction of a measured metric, and its interval where enough other configurations give one."""
-    value, ends = run["predicted"].get(metric), run["interval90"].get(metric, ())
-    if value is None or metric not in run["measured"]:
-        return None
-    return Cell(number(value), aside="..".join(number(end, 3) for end in ends), value=value)
+def _column(metric: str) -> str:
+    title, unit = metric_title(metric)
+    return f"{title.removeprefix('Mean ')} ({unit})"
+
+
+def _judged(run: Document, metric: str) -> tuple[Value, Value]:
+    """A measured metric, and its prediction with the error and, where other configurations give one, the interval."""
+    measured, value, ends = run["measured"].get(metric), run["predicted"].get(metric), run["interval90"].get(metric)
+    if value is None or measured is None:
+        return measured, None
+    error = run["error"].get(metric)
+    words = [] if error is None else [f"{error:+.1f} %"]
+    words += ["..".join(number(end, 3) for end in ends)] if ends else []
+    return measured, Cell(number(value), aside=", ".join(words), value=value)
 
 
 def _lengths(tokens: Any) -> str:
@@ -314,6 +334,11 @@ class Replay(Result):
     def facts(self) -> str:
         """Number of replayed measurements, and evidence basis of the predictions."""
         return replay_heading(self.document)[1]
+
+    @property
+    def conclusion(self) -> str:
+        """Verdict on the explained run, or the errors over all figures."""
+        return replay_conclusion(self.document)
 
     @property
     def summary(self) -> Summary:

@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+import simulator.serving as serving  # for what a step time does not need
 import simulator.timing as timing
+import simulator.workload as workload
 from forerun.errors import at_field
 from hwprofiles import Chip, KernelLibrary, Link, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
 from simulator.llm.load import readable_checkpoint
+from simulator.llm.published_names import kept_wider
 from simulator.running.assumptions import Assumptions, Factors
 from simulator.running.drafting import (
     DrafterFactory,
@@ -31,36 +36,33 @@ from simulator.running.refusals import (
     chained_cards,
     check_draft_chips,
     check_layer_counts,
-    check_offloading,
+    check_store,
     refuse_failures_and_pools,
     refuse_unmodelled,
 )
 from simulator.running.scenario import Scenario
-from simulator.serving import (
-    EngineLimits,
-    Faults,
-    Fleet,
-    HostSpace,
-    KvLink,
-    KvTransferConfig,
-    Pool,
-)
+from simulator.serving import EngineLimits, KvTransferConfig, Pool, RouterConfig, StoreSpace
+from simulator.serving.store_config import KvStoreConfig, SharedStoreConfig
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
 from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import input_slots, proposal
-from simulator.timing.framework import Framework
+from simulator.timing.framework import SORTED_COPIES, Framework
 from simulator.timing.hardware_config import SERVER_CHIPS, LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 from simulator.timing.releases import reaches
-from simulator.workload.generate import usual_tokens
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
 """Recent timing models, latest first, so that the runs of a study share recorded prices. The search is linear, because
 a chip contains mappings and cannot be hashed."""
 EXTRAPOLATED = "extrapolated"
-HANDS_ON_FIRST_TOKEN = {"sglang": True, "trtllm": True, "vllm": False, "generic": True}
-"""True for frameworks whose prefill engine delivers the first token. In vLLM, the decode engine computes the last
-prompt token again instead ("Disaggregated Prefilling" in its documentation; ``kv_connector`` of v0.9 to v0.11)."""
+DISK_LATENCY_S = 1e-4
+"""Default latency of a local disk: a read of an NVMe drive (assumed)."""
+IN_STEP = {"host": "in-step"}
+"""Media whose copies a step overlaps by default."""
+CHUNK_TOKENS, CHUNK_CONTEXT = 2048, 16384
+"""Size of the prompt chunk, and its larger context, from which the time to compute a prompt again is estimated."""
+PEAK_CHUNK = 8192
+"""Prompt tokens of the step that llm-d calibrates ``peakPrefillThroughput`` with (its ``max_num_batched_tokens``)."""
 NOTED_PADDING = 1.05
 """Minimum slowdown, from padding to captured sizes, of a step without draft tokens at which a note reports it."""
 
@@ -97,7 +99,7 @@ class Build:
 
     scenario: Scenario
     seed: int
-    fleet: Fleet
+    fleet: serving.Fleet
     pools: tuple[PoolBuild, ...]
     """Pools of the fleet, in order of replica number; a single pool if all replicas are equal."""
     notes: tuple[str, ...]
@@ -138,26 +140,56 @@ def build_run(
 ) -> Build:
     """Build the fleet of a scenario, with its memory plan."""
     assumed = Assumptions(factors or {})
+    pools = build_pools(scenario, seed, make_drafter, make_policy, assumed)
+    fleet = serving.Fleet(
+        pools=pools,
+        routing=scenario.engine.routing,
+        router=_with_peak_rate(scenario.router, next(pool for pool in pools if pool.role != "decode")),
+        decode_routing=(scenario.kv_transfer or KvTransferConfig()).routing,
+        links=_links(scenario, pools, assumed),
+        faults=serving.Faults(scenario.faults, seed) if scenario.faults is not None else None,
+        autoscaler=scenario.autoscaler,
+        initial=scenario.hardware.replicas,
+        seed=seed,
+    )
+    of_pools = (note for pool in pools for note in pool.notes)
+    return Build(scenario, seed, fleet, pools, tuple(dict.fromkeys((*(scenario.notes or ()), *of_pools))))
+
+
+def build_pools(
+    scenario: Scenario,
+    seed: int = 0,
+    make_drafter: DrafterFactory | None = None,
+    make_policy: PolicyFactory | None = None,
+    assumed: Assumptions | None = None,
+) -> tuple[PoolBuild, ...]:
+    """Build each kind of replica of a scenario, with its memory plan."""
     parts = {name: _of_one_group(part) for name, part in _parts(scenario).items()}
     refuse_unmodelled(scenario, parts, make_policy is not None)
     built = []
     for name, part in parts.items():
         with at_field("" if scenario.pools is None else f"pools.{name}"):
-            pool = _as_pool(scenario, name, _Replica(part, assumed, seed).pool(make_drafter, make_policy))
-            built.append(_without_draft_kv(scenario, pool))
-    pools = tuple(built)
-    fleet = Fleet(
-        pools=pools,
-        routing=scenario.engine.routing,
-        router=scenario.router,
-        decode_routing=(scenario.kv_transfer or KvTransferConfig()).routing,
-        links=_links(scenario, pools, assumed),
-        faults=Faults(scenario.faults, seed) if scenario.faults is not None else None,
-        autoscaler=scenario.autoscaler,
-        initial=scenario.hardware.replicas,
-    )
-    of_pools = (note for pool in pools for note in pool.notes)
-    return Build(scenario, seed, fleet, pools, tuple(dict.fromkeys((*(scenario.notes or ()), *of_pools))))
+            replica = _Replica(part, assumed or Assumptions({}), seed)
+            built.append(_without_draft_kv(scenario, _as_pool(scenario, name, replica.pool(make_drafter, make_policy))))
+    return tuple(built)
+
+
+def prefill_tokens_per_s(pool: Pool) -> float:
+    """Prompt tokens that an idle replica computes per second, in one step of at most ``PEAK_CHUNK`` tokens."""
+    timer, tokens = pool.timer, min(PEAK_CHUNK, pool.limits.max_num_batched_tokens)
+    work = timing.sequence_work(timer.windows, [(tokens, 0)], [], 1, 0)
+    step = timer.costs(timing.StepWork.of_numbers([np.array([number]) for number in work.numbers]))
+    bounds_s = step.compute_s + step.memory_s + step.interconnect_s + step.latency_s + step.host_s
+    return float(tokens / (bounds_s[0] * pool.step_factors[0]))
+
+
+def _with_peak_rate(router: RouterConfig, pool: Pool) -> RouterConfig:
+    """Router settings with the predicted prefill rate in filters that lack one."""
+    if all(one.filter != "prefix-affinity" or one.peak_prefill_tokens_per_s for one in router.filters):
+        return router
+    rate = {"peak_prefill_tokens_per_s": float(f"{prefill_tokens_per_s(pool):.4g}")}
+    filters = (one if one.peak_prefill_tokens_per_s else one.model_copy(update=rate) for one in router.filters)
+    return router.model_copy(update={"filters": tuple(filters)})
 
 
 def _parts(scenario: Scenario) -> dict[str, Scenario]:
@@ -253,7 +285,8 @@ class _Replica:
             swap=None if engine.preemption == "recompute" else self._host_space(chip, memory, engine.swap_space_bytes),
             rule=rule,
             budget=budget,
-            offload=self._offload_space(chip, memory),
+            eviction=engine.eviction,
+            stores=self._stores(chip, memory),
             chips=hardware.chips_per_replica * hardware.speculative_parallel,
             chips_per_stage=hardware.chips_per_stage,
             chip=chip,
@@ -266,7 +299,8 @@ class _Replica:
             groups=groups,
             hits=None if groups is None else attention_level.drawn_hits(groups, self.seed, most_seqs),
         )
-        return replace(pool, notes=tuple(self._notes(pool, drafting.drafter, borrowed)))
+        notes = tuple(self._notes(pool, drafting.drafter, borrowed))
+        return replace(pool, notes=notes, recompute_s=self._recompute_s(pool))
 
     @property
     def _trims(self) -> bool:
@@ -325,12 +359,15 @@ class _Replica:
         framework = self.assumed.framework(timing.load_framework(engine.framework))
         if engine.samples_on is not None:
             framework = framework.model_copy(update={"samples_on": engine.samples_on})
-        framework = framework.on(chip, self.hardware.tensor_parallel)
+        framework = framework.on(chip, self.hardware.tensor_parallel, self.architecture.vocab_size)
         framework = framework.with_experts(chip.name, self.architecture, self.weight_dtypes["expert"])
         if engine.entry_point == "offline":
             framework = framework.without_api_server()
         if reaches(engine.framework, engine.release, framework.sinks_captured or "0"):
             framework = framework.model_copy(update={"sink_launches": 0})
+        sorts_until = framework.sorts_logits_until
+        if sorts_until and not reaches(engine.framework, engine.release, sorts_until):
+            framework = framework.model_copy(update={"logit_copies": SORTED_COPIES})
         if engine.sampling == "top-p":
             framework = framework.sorting(self.architecture.vocab_size)
         if engine.moe_backend != "auto":
@@ -415,7 +452,7 @@ class _Replica:
             "max_num_seqs": engine.max_num_seqs,
             "drafted": drafting.drafted,
             "max_context": engine.max_model_len or self.architecture.max_position or 0,
-            "usual_tokens": usual_tokens(self.scenario.workload) if target.windowed_kv_bytes else 0.0,
+            "usual_tokens": workload.usual_tokens(self.scenario.workload) if target.windowed_kv_bytes else 0.0,
         }
         try:
             memory = timing.plan_memory(target, drafter, **limits)
@@ -459,7 +496,7 @@ class _Replica:
 
     def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
         engine, groups = self.engine, self.hardware.attention_data_parallel
-        num_blocks = memory.num_blocks // groups
+        num_blocks, servers = memory.num_blocks // groups, engine.api_server_count * groups
         return EngineLimits(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -473,9 +510,9 @@ class _Replica:
             lookahead_tokens=drafting.lookahead,
             draft_slots=input_slots(self.speculation, framework.name) if engine.rules.budgets_decodes else 0,
             api_server_s=framework.api_server_s,
-            api_server_work_s=framework.api_server_work_s / engine.api_server_count,
-            tokenisation_per_token_s=framework.tokenisation_per_token_s / engine.api_server_count,
-            streaming_s=framework.streaming_s / engine.api_server_count,
+            api_server_work_s=framework.api_server_work_s / servers,
+            tokenisation_per_token_s=framework.tokenisation_per_token_s / servers,
+            streaming_s=framework.streaming_s / servers,
             groups=groups,
             round_robin=framework.group_choice == "round-robin",
             dp_wait_limit_steps=framework.dp_wait_limit_steps,
@@ -497,23 +534,101 @@ class _Replica:
             return min(max(budget, batch), budget + query_len - 1)
         return max(budget, batch)
 
-    def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> HostSpace:
-        """Host memory of each attention group; groups copy in parallel, each over its own chips' links."""
-        name, groups = self.engine.host_link or chip.links.host, self.hardware.attention_data_parallel
+    def _host_space(self, chip: Chip, memory: timing.MemoryPlan, capacity_bytes: float) -> StoreSpace:
+        """Host memory of a server, ``capacity_bytes`` per chip; chips copy in parallel, each over its own link."""
+        name = self.engine.host_link or chip.links.host
         assert name is not None
         link = self.assumed.link(name, "engine.host_link")
-        block_bytes = memory.kv_bytes_per_token * memory.block_size
-        blocks = groups * int(capacity_bytes // block_bytes)
-        return HostSpace(blocks, block_bytes / link.bandwidth_bytes_per_s / groups, link.latency_s)
+        return StoreSpace(
+            num_blocks=self._blocks_in(memory, capacity_bytes),
+            block_bytes=memory.replica_kv_bytes_per_token * memory.block_size,
+            read_bytes_per_s=link.bandwidth_bytes_per_s * self.hardware.chips_per_replica,
+            latency_s=link.latency_s,
+        )
 
-    def _offload_space(self, chip: Chip, memory: timing.MemoryPlan) -> HostSpace | None:
-        """Host memory for blocks evicted from the prefix cache; None if evicted blocks are discarded."""
-        size = self.engine.kv_offloading_bytes
-        if size is None:
-            return None
-        space = self._host_space(chip, memory, size)
-        check_offloading(size, memory.kv_bytes_per_token * memory.block_size, space.num_blocks)
-        return space
+    def _blocks_in(self, memory: timing.MemoryPlan, capacity_bytes: float) -> int:
+        """KV blocks that fit in ``capacity_bytes`` per chip, as many for each attention group."""
+        groups = self.hardware.attention_data_parallel
+        return groups * int(capacity_bytes // (memory.kv_bytes_per_token * memory.block_size))
+
+    def _stores(self, chip: Chip, memory: timing.MemoryPlan) -> tuple[StoreSpace, ...]:
+        """Stores behind the prefix cache, in order."""
+        engine, shared, block_bytes = self.engine, self.scenario.kv_store, memory.kv_bytes_per_token * memory.block_size
+        if engine.kv_offloading_bytes is not None:
+            spaces = [self._host_space(chip, memory, engine.kv_offloading_bytes)]
+            check_store("engine.kv_offloading_bytes", engine.kv_offloading_bytes, block_bytes, spaces[0].num_blocks)
+        else:
+            spaces = []
+        for place, config in enumerate(engine.kv_stores):
+            spaces.append(self._store(chip, memory, config))
+            size = config.bytes / self.hardware.chips_per_replica
+            check_store(f"engine.kv_stores.{place}.bytes", size, block_bytes, spaces[-1].num_blocks)
+        if shared is not None and engine.enable_prefix_caching:
+            spaces.append(self._shared_store(chip, memory, shared))
+            check_store("kv_store.bytes", shared.bytes, spaces[-1].block_bytes, spaces[-1].num_blocks)
+        return tuple(spaces)
+
+    def _store(self, chip: Chip, memory: timing.MemoryPlan, config: KvStoreConfig) -> StoreSpace:
+        """One of ``engine.kv_stores``; what it leaves out is the chips' links to their host."""
+        size = config.bytes / self.hardware.chips_per_replica
+        if config.medium == "host" and None in (config.read_bytes_per_s, config.latency_s):
+            space = self._host_space(chip, memory, size)
+        else:
+            space = StoreSpace(
+                num_blocks=self._blocks_in(memory, size),
+                block_bytes=memory.replica_kv_bytes_per_token * memory.block_size,
+                read_bytes_per_s=config.read_bytes_per_s or 0.0,
+                latency_s=DISK_LATENCY_S,
+            )
+        read = config.read_bytes_per_s or space.read_bytes_per_s
+        return replace(
+            space,
+            name=config.label,
+            medium=config.medium,
+            read_bytes_per_s=read,
+            write_bytes_per_s=config.write_bytes_per_s or read,
+            latency_s=space.latency_s if config.latency_s is None else config.latency_s,
+            lanes=config.lanes,
+            saves=config.saves,
+            first_share=min(1.0, self.hardware.pipeline_parallel / self.architecture.num_layers),
+            background=(config.loads or IN_STEP.get(config.medium)) != "in-step",
+            picky=config.fetch == "faster",
+            eviction=config.eviction_setting,
+        )
+
+    def _shared_store(self, chip: Chip, memory: timing.MemoryPlan, config: SharedStoreConfig) -> StoreSpace:
+        """The store that all servers share."""
+        name = config.link or chip.links.scale_out
+        assert name is not None
+        link = self.assumed.link(name, "kv_store.link")
+        block_bytes = memory.replica_kv_bytes_per_token * memory.block_size
+        return StoreSpace(
+            num_blocks=int(config.bytes // block_bytes),
+            block_bytes=block_bytes,
+            read_bytes_per_s=config.read_bytes_per_s,
+            write_bytes_per_s=config.write_bytes_per_s,
+            latency_s=config.latency_s,
+            lanes=config.lanes,
+            name=config.name,
+            medium="shared",
+            saves=config.saves,
+            background=True,
+            picky=config.fetch == "faster",
+            eviction=config.eviction_setting,
+            link=(link.latency_s, link.bandwidth_bytes_per_s * (config.links or self.hardware.chips_per_replica)),
+        )
+
+    def _recompute_s(self, pool: PoolBuild) -> tuple[float, float]:
+        """Seconds per token to compute a prompt, and how many more for each token before it, from two chunks."""
+        if not any(store.picky for store in pool.stores):
+            return 0.0, 0.0
+        chunk = min(pool.limits.max_num_batched_tokens, CHUNK_TOKENS)
+        first_s, later_s = (
+            float(pool.timer.seconds(timing.sequence_work(pool.timer.windows, [(chunk, context)], []))) / chunk
+            for context in (0, CHUNK_CONTEXT)
+        )
+        deeper_s = max(0.0, later_s - first_s) / CHUNK_CONTEXT
+        return max(0.0, first_s - deeper_s * chunk / 2), deeper_s
 
     def _contradictions(self) -> Iterator[str]:
         """Notes on formats in the scenario that differ from the formats in the checkpoint's name."""
@@ -531,6 +646,10 @@ class _Replica:
         yield from (f"{architecture.name}: {note}" for note in architecture.notes)
         yield from self.scenario.readings
         yield from self._contradictions()
+        stated = self.scenario.weights_dtype
+        if isinstance(stated, str) and (kept := kept_wider(architecture.name, stated)):
+            parts = ", ".join(f"{part} in {wider}" for part, wider in kept.items())
+            yield f"weights_dtype: {stated} of {architecture.name} is taken as published, {parts}; others by part"
         if architecture.expert_routing is not None and hardware.expert_routing is None:
             least, most = architecture.expert_routing_range
             yield (
@@ -572,10 +691,10 @@ class _Replica:
                 f"server of {SERVER_CHIPS} x {pool.chip.name}: servers are taken as joined by {network}, with "
                 f"{pool.chip.links.scale_up} inside; hardware.link names another link"
             )
-        if hardware.link == "tenstorrent-galaxy":
+        if pool.chip.name == "galaxy-chip" and hardware.tensor_parallel != 32:
             yield (
-                "hardware: a Galaxy is priced with the operations of smaller boards; its own implementations (weights "
-                "fetched ahead, reductions along one side of the mesh) take about half as long, as of Llama-70B"
+                "hardware: a Galaxy is priced with its own implementation of Llama-70B on all 32 chips; models that "
+                "take fewer run those of smaller boards: hardware.chip: n150 with link: tenstorrent-ethernet"
             )
         if hardware.layers_on or hardware.tensor_chips:
             yield f"several chips: cost, utilisation and energy are those of {pool.chip.name} alone"
@@ -616,12 +735,14 @@ def _of_one_group(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"engine": engine.model_copy(update=limits)})
 
 
-def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions) -> dict[tuple[str, str], KvLink]:
+def _links(
+    scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions
+) -> dict[tuple[str, str], serving.KvLink]:
     config = scenario.kv_transfer or KvTransferConfig()
-    samples_first = HANDS_ON_FIRST_TOKEN.get(scenario.engine.framework, True)
-    if config.first_token is not None:
-        samples_first = config.first_token == "prefill"
-    pool_links: dict[tuple[str, str], KvLink] = {}
+    framework = timing.load_framework(scenario.engine.framework)
+    # vLLM's decode engine computes the last prompt token again ("Disaggregated Prefilling" in its documentation)
+    samples = config.first_token or ("decode" if framework.kernel_library == "vllm" else "prefill")
+    pool_links: dict[tuple[str, str], serving.KvLink] = {}
     for source in (pool for pool in pools if pool.role == "prefill"):
         name = config.link or source.chip.links.scale_out
         assert name is not None
@@ -632,11 +753,12 @@ def _links(scenario: Scenario, pools: Iterable[PoolBuild], assumed: Assumptions)
             unsent = timer.drafter.kv_bytes_per_token * timer.target.deployment.tensor_parallel
         for target in (pool for pool in pools if pool.role == "decode"):
             links = config.links or min(source.chips, target.chips)
-            pool_links[source.name, target.name] = KvLink(
+            pool_links[source.name, target.name] = serving.KvLink(
                 latency_s=link.latency_s,
                 bandwidth_bytes_per_s=links * link.bandwidth_bytes_per_s,
                 bytes_per_token=source.memory.replica_kv_bytes_per_token - unsent,
-                samples_first=samples_first,
+                samples_first=samples == "prefill",
+                setup_s=framework.transfer_setup_s if scenario.engine.entry_point == "server" else 0.0,
                 draft_kv=config.draft_kv,
             )
     return pool_links

@@ -130,4 +130,8 @@ def default_formats(engine: EngineConfig, model: str | dict[str, Any]) -> dict[s
             return {} if scaled is None else {"kv_cache_dtype": scaled}
         return {}
     framework = load_framework(engine.framework)
+    name = catalogue_model(model) or "" if isinstance(model, str) else ""
+    if name.startswith(framework.wide_attention):
+        weights = {**(framework.weights_dtype or {}), "default": "bf16", "mlp": "bfp8"}
+        return {"weights_dtype": weights, "kv_cache_dtype": "bf16"}
     return {"weights_dtype": framework.weights_dtype, "kv_cache_dtype": framework.kv_cache_dtype}

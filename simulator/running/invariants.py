@@ -134,6 +134,8 @@ class FinishedRun:
     blocks_left: int
     """KV blocks still allocated after the last request has ended, over all replicas."""
     refused: int
+    lanes: tuple[tuple[str, float, float], ...] = ()
+    """Name of each kind of lane, the bytes that it carried, and the bytes of the blocks that were copied."""
     stage_busy_s: float = 0.0
     """Busy seconds of pipeline stages, summed over all stages."""
     stage_open_s: float = 0.0
@@ -160,6 +162,7 @@ class FinishedRun:
             restarts=np.asarray(log.restarts, dtype=np.int64),
             prompt_replica=np.asarray(log.prompt_replica, dtype=np.int64),
             refused=sum(log.refusals.values()),
+            lanes=tuple(_lanes(log)),
             **{name: getattr(log, name) for name in counters},
         )
 
@@ -185,6 +188,27 @@ class FinishedRun:
         for pool in self.pools:
             yield pool, first
             first += pool.replicas
+
+
+def _lanes(log: RunLog) -> Iterator[tuple[str, float, float]]:
+    """Bytes carried by the lanes of each store, and bytes of the blocks copied over them."""
+    carried: dict[str, float] = {}
+    for name, lane in log.lanes:
+        carried[name] = carried.get(name, 0.0) + lane.booked_bytes
+    for name in {tier.name for tier in log.tiers}:
+        tiers = [tier for tier in log.tiers if tier.name == name]
+        for way, blocks in (("read", "read_blocks"), ("write", "written_blocks")):
+            copied = sum(getattr(tier, blocks) * tier.block_bytes for tier in tiers)
+            yield f"{name} {way}", carried[f"{name} {way}"], copied
+            if f"{name} link {way}" in carried:
+                yield f"{name} link {way}", carried[f"{name} link {way}"], copied
+
+
+def copies(outcome: FinishedRun) -> Iterator[str]:
+    """The lanes of a store carry the bytes of the blocks that are copied to and from it."""
+    for name, carried, copied in outcome.lanes:
+        if abs(carried - copied) > 1e-9 * max(carried, copied):
+            yield f"lane {name} carried {carried:.9g} bytes, the blocks copied have {copied:.9g}"
 
 
 def broken(outcome: FinishedRun) -> str | None:
@@ -228,11 +252,13 @@ def order(outcome: FinishedRun) -> Iterator[str]:
 
 def first_come(outcome: FinishedRun) -> Iterator[str]:
     """Under a first-come rule, requests reach the batch of a replica in the order of their arrival. Excluded are
-    requests that were preempted or lost their replica (they joined twice), and requests from several prefill workers.
-    Each attention group has a queue."""
+    requests that were preempted or lost their replica (they joined twice), requests from several prefill workers, and
+    those that wait for a store. Each attention group has a queue."""
     records, steady = outcome.requests, outcome.undisturbed
     for pool, first in outcome.replicas_of():
         if not pool.rules.first_come or pool.role == "decode" or pool.limits.groups > 1:
+            continue
+        if any(store.background for store in pool.stores):
             continue
         for replica in range(first, first + pool.replicas):
             row = np.flatnonzero(steady & (outcome.prompt_replica == replica))
@@ -381,6 +407,7 @@ INVARIANTS = (
     draft_counts,
     step_problems,
     blocks,
+    copies,
     busy_time,
     peak_utilisation,
 )

@@ -13,7 +13,7 @@ import numpy as np
 from forerun.document import Json
 from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
-from hwprofiles import chip_name, chip_names, load_chip, systems
+from hwprofiles import chip_names, dtype_bytes, load_chip, machine_name
 from hwprofiles.dtypes import dtype_name
 from simulator.llm.load import architecture_names, catalogue_model, load_architecture, named_dtype, stored_dtype
 from simulator.llm.mixers import Recurrent
@@ -94,7 +94,7 @@ def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
         raise ForerunError(f"{run.place}: states no {names}; give {ways}, or a base scenario (--scenario FILE)")
     load: Json = {"arrivals": {"process": "closed-loop", "max_concurrency": 1}, "input_tokens": 1, "output_tokens": 1}
     model = next(filter(None, map(catalogue_model, filter(None, (run.model, run.tokenizer)))), run.model)
-    chip = chip_name(run.chip or "", (*chip_names(), *systems())) or run.chip
+    chip = machine_name(run.chip or "") or run.chip
     data: Json = {"model": model, "hardware": {"chip": chip}, "workload": _workload(run, {**load, "num_requests": 256})}
     return scenario_in(data, Path(), run.place, overrides)
 
@@ -109,7 +109,7 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
     data = base.model_dump(exclude_unset=True)
     hardware, engine = data.setdefault("hardware", {}), data.setdefault("engine", {})
     named: dict[str, tuple[str | None, Callable[[str], str | None], str]] = {
-        "chip": (run.chip, lambda text: chip_name(text, (*chip_names(), *systems())), "chip"),
+        "chip": (run.chip, machine_name, "chip"),
         "framework": (run.framework, framework_name, "engine"),
         "weights": (run.weights_dtype, dtype_name, "weight format"),
         "kv": (run.kv_cache_dtype, dtype_name, "KV cache format"),
@@ -375,8 +375,11 @@ def _first_batch_s(run: MeasuredRun, scenario: Scenario) -> float:
         return 0.0
     chip, architecture = load_chip(scenario.hardware.chip), load_architecture(scenario.model)
     stored = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
-    compiled = architecture.parameters().expert and not (stored == "mxfp4" and chip.compute.multiplies_fp4)
-    return load_framework(scenario.engine.framework).first_batch_s.get(chip.vendor, 0.0) if compiled else 0.0
+    fp4, late_s = chip.compute.multiplies_fp4, load_framework(scenario.engine.framework).first_batch_s
+    if not architecture.parameters().expert or (fp4 and dtype_bytes(stored) < 1):
+        return 0.0
+    own = late_s.get(chip.vendor, 0.0)
+    return late_s.get(f"{chip.vendor}-fp4", own) if fp4 else own
 
 
 def _with_late_start(result: RunRecords, late_s: float) -> RunRecords:
@@ -406,7 +409,7 @@ def steady_figures(result: RunRecords, places: int) -> dict[str, float]:
 
 def readings(run: MeasuredRun) -> list[str]:
     """Catalogue names of a run that are not contained in the published ones."""
-    chip = (chip_name(run.chip or "", tuple(chip_names())) or "").removesuffix("-sxm")
+    chip = (machine_name(run.chip or "") or "").removesuffix("-sxm")
     model = catalogue_model(run.model or "") or catalogue_model(run.tokenizer or "" if run.model else "")
     read = [("model", run.model, model), ("chip", run.chip, chip)]
     plain = re.compile(r"[^a-z0-9]+")

@@ -13,7 +13,7 @@ from hwprofiles import chip_names, dtype_bytes, load_chip, load_link, systems
 from hwprofiles.catalogue import named_chip
 from hwprofiles.dtypes import DTYPES, formats_meant
 from hwprofiles.kernels.moe import read_routing
-from simulator.llm import load_architecture
+from simulator.llm import architecture_names, load_architecture
 from simulator.timing import load_framework
 from simulator.timing.deployment import check_weight_format
 from traces.catalogue import resolve
@@ -26,6 +26,16 @@ SUFFIXES = (".csv", ".gguf", ".json", ".npz", ".yaml", ".yml")
 CHIP_FIELDS = ("hardware.chip", "hardware.layers_on.*.chip", "hardware.tensor_chips.*", "pools.*.hardware.chip",
                "speculation.draft.chip")  # fmt: skip
 FORMAT_FIELDS = ("weights_dtype", "weights_dtype.*", "kv_cache_dtype", "speculation.draft.weights_dtype")
+
+
+def chips() -> tuple[str, ...]:
+    """Names of the chips of the catalogue, sorted."""
+    return chip_names()
+
+
+def models() -> tuple[str, ...]:
+    """Names of the models of the catalogue, sorted."""
+    return architecture_names()
 
 
 def places(data: Any, fields: Sequence[str]) -> Iterator[tuple[Any, Any, str]]:

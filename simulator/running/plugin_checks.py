@@ -1,11 +1,11 @@
-"""Conformance checks of schedulers, routing policies, admission rules and readers on small inputs."""
+"""Conformance checks of schedulers, routing, admission and eviction policies, and readers on small inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import isfinite
+from math import isfinite, isnan
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from simulator.serving.fleet.router import Admission
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
-from simulator.serving.rules import ADMISSION, ROUTING, SCHEDULERS, SchedulerFacts
+from simulator.serving.rules import ADMISSION, EVICTION, ROUTING, SCHEDULERS, EvictionRule, SchedulerFacts
 from traces.requests.formats import LAYOUTS
 from traces.requests.table import FLOAT_COLUMNS
 
@@ -226,6 +226,42 @@ def check_admission(make: Callable[[RouterConfig], Admission]) -> None:
     for words, sections in ROUTED.items():
         router = {"max_outstanding": 3, **sections.get("router", {}), "when_full": NAME}
         _check_runs(_name_of(make), words, ADMISSION, watched, 3, sections | {"engine": ENGINE, "router": router})
+
+
+def check_eviction(make: type, **facts: Any) -> None:
+    """Check an eviction policy on sessions with few KV blocks, in the prefix cache and in a store behind it.
+
+    The checks: ranks and times are numbers; requests end; two runs are equal; every run satisfies its invariants.
+
+    Args:
+        make: class that is built from ``EvictionFacts``.
+        facts: as in :func:`forerun.register.eviction`.
+
+    Raises:
+        ForerunError: a rule is broken; the message describes the first broken rule in one line.
+    """
+
+    class Watched(make):  # type: ignore[misc]
+        """Subclass that checks every answer."""
+
+        def rank(self, hash_block: int, now: float) -> float:
+            return _number("rank", super().rank(hash_block, now))
+
+        def kept_until(self, hash_block: int, now: float) -> float:
+            return _number("kept_until", super().kept_until(hash_block, now))
+
+    entry = EvictionRule(**(asdict(EvictionRule(make, **facts)) | {"make": Watched}))
+    policy = {"name": NAME, "seconds": 0.05} if entry.retains else NAME
+    store = {"bytes": 2e6, "eviction": policy}
+    settings = ENGINE | {"prefix_cache_eviction": policy, "num_kv_blocks": 60, "kv_stores": [store]}
+    load = POISSON | {"sessions": {"turns": 3, "think_time_s": 0.01}}
+    _check_runs(make.__name__, "sessions", EVICTION, entry, 2, {"workload": load, "engine": settings})
+
+
+def _number(method: str, value: object) -> float:
+    if not isinstance(value, float | int) or isnan(value):
+        raise ForerunError(f"{method} returns {value!r}, not a number")
+    return value
 
 
 def check_reader(read: Callable[[Path], Iterable[Mapping[str, Any]]], file: str | Path) -> None:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import takewhile
-from typing import Any, NotRequired, Self
+from typing import TYPE_CHECKING, Any, NotRequired, Self
 
 import numpy as np
 from typing_extensions import TypedDict
 
+from forerun.arrays import IntArray
 from forerun.result import Result
 from hwprofiles import Chip, weakest
 from simulator.llm import load_architecture
@@ -33,12 +34,22 @@ from simulator.serving import (
     ScalingLog,
     SpeculationCounters,
     StepRecords,
+    StoreReport,
+    StoreSpace,
     TransferReport,
 )
 from simulator.serving.fleet.fleet_config import Role
 from simulator.serving.log import Span
+from simulator.serving.store_config import DEVICE
 from simulator.timing import Evidence, MemoryPlan, load_framework
 from simulator.timing.releases import build_age
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import Tier
+
+
+PARTS = 60
+"""Parts of a run in its figures over time."""
 
 
 class ErrorSource(TypedDict):
@@ -221,6 +232,8 @@ def request_records(log: RunLog) -> RequestRecords:
         **{name: np.asarray(getattr(log, name), dtype=kind) for name, kind in kinds.items()},
         input_tokens=log.stream.input_tokens,
         output_tokens=log.stream.output_tokens,
+        stage=None if log.stream.stages is None else log.stream.stages.of,
+        warm_up=log.stream.warm_up,
     )
 
 
@@ -248,6 +261,10 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
     mean_blocks = float(totals.block_s[pool_rows].sum() / busy) if busy else 0.0
     hits = int(requests.cached_tokens.sum()) if cached else None
     prompt_tokens = int(requests.input_tokens[np.isfinite(requests.scheduled_s)].sum())
+    short = build.scenario.engine.kv_offloading_bytes is not None
+    listed = not short and any(pool.stores for pool in build.pools)
+    tiers = tier_tokens(build, requests, log) if cached else {}
+    over_time = cached and any(pool.stores for pool in build.pools)
     return KvCacheReport(
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
@@ -261,7 +278,11 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
         swapped_blocks=log.swapped_blocks if any(pool.swap for pool in build.pools) else None,
         prefix_hit_tokens=hits,
         prefix_hit_rate=ratio(hits, prompt_tokens),
-        host=_host_report(build, log, cached, prompt_tokens),
+        hit_rate_by_tier={name: ratio(int(n.sum()), prompt_tokens) for name, n in tiers.items()} if cached else None,
+        hit_rate_over_time=_hit_rates(tiers, requests) if over_time else None,
+        host=_host_report(build, log, tiers, prompt_tokens),
+        stores=tuple(_store_reports(build, log, tiers, prompt_tokens, run_duration_s(requests))) if listed else None,
+        lane_bytes=lane_bytes(log) if listed else None,
         bytes_per_token=memory.replica_kv_bytes_per_token,
         weights_bytes=memory.weight_bytes,
         draft_weights_bytes=memory.draft_weight_bytes,
@@ -272,18 +293,93 @@ def kv_report(build: Build, totals: StepTotals, requests: RequestRecords, log: R
     )
 
 
-def _host_report(build: Build, log: RunLog, cached: bool, prompt_tokens: int) -> HostCacheReport | None:
-    capacities = [pool.offload.num_blocks for pool in build.pools if pool.offload is not None]
-    if not capacities:
+def tier_tokens(build: Build, requests: RequestRecords, log: RunLog) -> dict[str, IntArray]:
+    """Cached tokens of each request by tier: ``device``, then the stores in order."""
+    tiers = {name: np.zeros(len(requests), dtype=np.int64) for name in (DEVICE, *_spaces(build))}
+    for row, tokens in log.tier_tokens.items():
+        for name, count in tokens.items():
+            tiers[name][row] = count
+    tiers[DEVICE] = requests.cached_tokens - sum(tiers.values())
+    return tiers
+
+
+def _hit_rates(tiers: Mapping[str, IntArray], requests: RequestRecords) -> dict[str, list[float | None]]:
+    """Hit rate of each tier in ``PARTS`` equal parts of a run, by the start of each prompt."""
+    begun = np.isfinite(requests.scheduled_s)
+    begin_s = requests.scheduled_s[begun]
+    ends = np.linspace(0.0, begin_s.max(initial=0.0), PARTS + 1)[1:]
+    part = np.searchsorted(ends[:-1], begin_s, "right")
+    prompts = np.bincount(part, weights=requests.input_tokens[begun], minlength=PARTS)
+    rates: dict[str, list[float | None]] = {"until_s": ends.tolist()}
+    for name, tokens in tiers.items():
+        hits = np.bincount(part, weights=tokens[begun], minlength=PARTS)
+        rates[name] = [ratio(*pair) for pair in zip(hits.tolist(), prompts.tolist(), strict=True)]
+    return rates
+
+
+def _spaces(build: Build) -> dict[str, StoreSpace]:
+    """Stores of all pools by name."""
+    return {space.name: space for pool in build.pools for space in pool.stores}
+
+
+def _host_report(
+    build: Build, log: RunLog, tokens: Mapping[str, IntArray], prompt_tokens: int
+) -> HostCacheReport | None:
+    spaces = [space for pool in build.pools for space in pool.stores if space.medium == "host"]
+    if not spaces:
         return None
+    tiers, names = _tiers(log, {space.name for space in spaces}), {space.name for space in spaces}
+    hits = int(sum(tokens[name].sum() for name in names)) if tokens else None
     return HostCacheReport(
-        num_blocks=max(capacities),
-        peak_blocks=max((host.peak_blocks for host in log.host_caches), default=0),
-        hit_tokens=log.host_hit_tokens if cached else None,
-        offloaded_blocks=sum(host.offloaded_blocks for host in log.host_caches),
-        loaded_blocks=sum(host.loaded_blocks for host in log.host_caches),
-        hit_rate=ratio(log.host_hit_tokens, prompt_tokens) if cached else None,
+        num_blocks=max(space.num_blocks for space in spaces),
+        peak_blocks=max((tier.store.peak_blocks for tier in tiers), default=0),
+        hit_tokens=hits,
+        offloaded_blocks=sum(tier.written_blocks for tier in tiers),
+        loaded_blocks=sum(tier.read_blocks for tier in tiers),
+        hit_rate=ratio(hits, prompt_tokens),
     )
+
+
+def _tiers(log: RunLog, names: set[str]) -> list[Tier]:
+    return [tier for tier in log.tiers if tier.name in names]
+
+
+def _store_reports(
+    build: Build, log: RunLog, tokens: Mapping[str, IntArray], prompt_tokens: int, run_s: float | None
+) -> Iterator[StoreReport]:
+    for name, space in _spaces(build).items():
+        tiers, hits = _tiers(log, {name}), int(tokens[name].sum()) if tokens else None
+        peak_blocks = max((tier.store.peak_blocks for tier in tiers), default=0)
+        yield StoreReport(
+            name=name,
+            medium=space.medium,
+            num_blocks=space.num_blocks,
+            peak_blocks=peak_blocks,
+            hit_tokens=hits,
+            hit_rate=ratio(hits, prompt_tokens),
+            written_blocks=sum(tier.written_blocks for tier in tiers),
+            read_blocks=sum(tier.read_blocks for tier in tiers),
+            written_bytes=sum(tier.written_blocks * tier.block_bytes for tier in tiers),
+            read_bytes=sum(tier.read_blocks * tier.block_bytes for tier in tiers),
+            bytes=space.num_blocks * space.block_bytes,
+            peak_bytes=peak_blocks * space.block_bytes,
+            read_busy=_busy(log, f"{name} read", run_s),
+            write_busy=_busy(log, f"{name} write", run_s),
+        )
+
+
+def _busy(log: RunLog, name: str, run_s: float | None) -> float | None:
+    """Mean share of the run in which the lanes of a name carry copies, at most 1."""
+    busy_s = [lane.busy_s for one, lane in log.lanes if one == name]
+    return min(1.0, sum(busy_s) / (len(busy_s) * run_s)) if busy_s and run_s else None
+
+
+def lane_bytes(log: RunLog) -> dict[str, float]:
+    """Bytes that lanes of each name carried."""
+    carried: dict[str, float] = {}
+    for name, lane in log.lanes:
+        carried[name] = carried.get(name, 0.0) + lane.booked_bytes
+    return carried
 
 
 def replica_use(log: RunLog, totals: StepTotals, kinds: Sequence[PoolBuild], run_s: float) -> tuple[ReplicaUse, ...]:

@@ -8,7 +8,7 @@ single section checks its own values in its class.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simulator.timing as timing
 from forerun.errors import ForerunError, at_field
@@ -26,7 +26,9 @@ from simulator.serving.fleet.fleet_config import (
     Role,
     RouterConfig,
 )
+from simulator.serving.kv_stores import LRU, EvictionSetting
 from simulator.serving.rules import SCHEDULERS
+from simulator.serving.store_config import SharedStoreConfig
 from simulator.speculation import SpeculationConfig
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig, check_groups
 from simulator.speculation.methods import METHODS
@@ -35,8 +37,10 @@ from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR,
 from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
 from simulator.timing.hardware_config import HardwareConfig, LayerShare
-from simulator.workload import RequestStream
 from simulator.workload.workload_config import WorkloadConfig
+
+if TYPE_CHECKING:
+    from simulator.workload import RequestStream
 
 
 class ScenarioFields(Protocol):
@@ -59,6 +63,8 @@ class ScenarioFields(Protocol):
     @property
     def kv_transfer(self) -> KvTransferConfig | None: ...
     @property
+    def kv_store(self) -> SharedStoreConfig | None: ...
+    @property
     def faults(self) -> FaultsConfig | None: ...
     @property
     def autoscaler(self) -> AutoscalerConfig | None: ...
@@ -75,6 +81,7 @@ def check_sections(scenario: ScenarioFields) -> None:
     """Check the consistency of a scenario's sections, first for pools with their overrides."""
     _check_pools(scenario)
     _check_autoscaler(scenario)
+    _check_router(scenario)
     if scenario.pools is None:
         check_groups(scenario.attention_speculation, scenario.hardware)
 
@@ -113,6 +120,19 @@ def _check_pools(scenario: ScenarioFields) -> None:
             "router.when_full: a closed loop sends the next request as soon as one is refused, so all would fail; "
             "use queue, or lower max_concurrency"
         )
+
+
+def _check_router(scenario: ScenarioFields) -> None:
+    """Check that filters and scorers stand where a router uses them."""
+    names = {scenario.engine.routing}
+    if scenario.kv_transfer is not None:
+        names.add(scenario.kv_transfer.routing)
+    router = scenario.router
+    if "scored" in names and not (router.scorers or router.filters) and router.picker != "random":
+        raise ValueError("router.scorers: routing scored needs one at least, such as [{scorer: token-load}]")
+    for field in ("filters", "scorers", "picker", "prefixes", "scrape_interval_s"):
+        if field in router.model_fields_set and not names & {"scored"} | scenario.engine.model_fields_set & {"routing"}:
+            raise ValueError(f"router.{field}: engine.routing {scenario.engine.routing} has none; set it to scored")
 
 
 def _check_draft_kv(draft_kv: str, speculation: SpeculationConfig | None) -> None:
@@ -164,22 +184,64 @@ def refuse_unmodelled(scenario: ScenarioFields, parts: Mapping[str, ScenarioFiel
             _refuse_chip(part)
         if role == "both":
             continue
-        if part.engine.kv_offloading_bytes is not None:
-            raise ForerunError(
-                f"pools.{name}.engine.kv_offloading_bytes: not modelled with disaggregated prefill; remove it, or "
-                f"give every pool the role both"
-            )
         if not part.engine.rules.continuous:
             raise ForerunError(f"pools.{name}.engine.scheduler: a static batch cannot share requests with another pool")
         chip = load_chip(part.hardware.chip)
         if role == "prefill" and not ((scenario.kv_transfer and scenario.kv_transfer.link) or chip.links.scale_out):
             raise ForerunError(f"kv_transfer.link: {chip.name} names no scale-out link; give one")
+    _refuse_shared_store(scenario, parts)
+    _refuse_clairvoyance(scenario, parts)
     replicas = sum(part.hardware.replicas for part in parts.values())
     for event in failures.events if failures is not None else ():
         if event.replica >= replicas:
             raise ForerunError(
                 f"faults.events: there is no replica {event.replica}; they are numbered 0 to {replicas - 1}"
             )
+
+
+def evictions_of(scenario: ScenarioFields) -> dict[str, EvictionSetting]:
+    """Eviction policies of the prefix cache and the stores, by their field."""
+    stores = {f"engine.kv_stores.{place}": store for place, store in enumerate(scenario.engine.kv_stores)}
+    settings = {f"{field}.eviction": store.eviction_setting for field, store in stores.items()}
+    settings |= {} if scenario.kv_store is None else {"kv_store.eviction": scenario.kv_store.eviction_setting}
+    return {"engine.prefix_cache_eviction": scenario.engine.eviction, **settings}
+
+
+def _refuse_clairvoyance(scenario: ScenarioFields, parts: Mapping[str, ScenarioFields]) -> None:
+    """Refuse a clairvoyant policy where a reference run does not tell which replicas serve which requests."""
+    for name in ("faults", "autoscaler"):
+        for part in parts.values() if getattr(scenario, name) is not None else ():
+            for field, setting in evictions_of(part).items():
+                if setting.rule.clairvoyant:
+                    raise ForerunError(f"{field}: {setting.name} cannot know what {name} change; remove one of the two")
+
+
+def refuse_open_ended(pools: Iterable[Pool]) -> None:
+    """Refuse eviction policies that must know the requests in advance, where a server takes them as they come."""
+    for pool in pools:
+        for setting in pool.evictions:
+            if setting.rule.clairvoyant or setting.rule.by_session:
+                knows = "all requests" if setting.rule.clairvoyant else "which requests continue a session"
+                raise ForerunError(
+                    f"engine.prefix_cache_eviction, kv_stores: {setting.name} must know {knows} in advance, and a "
+                    "server does not; choose another policy"
+                )
+
+
+def _refuse_shared_store(scenario: ScenarioFields, parts: Mapping[str, ScenarioFields]) -> None:
+    """Refuse a shared store that no replica uses, or whose users cut prompts into unequal blocks."""
+    if scenario.kv_store is None:
+        return
+    sizes = {part.engine.page_tokens for part in parts.values() if part.engine.enable_prefix_caching}
+    if not sizes:
+        raise ForerunError("kv_store: no engine has enable_prefix_caching; set it to true, or remove kv_store")
+    if len(sizes) > 1:
+        raise ForerunError(
+            f"kv_store: engines share blocks of one block_size (got {', '.join(map(str, sorted(sizes)))})"
+        )
+    for part in parts.values():
+        if scenario.kv_store.name in [store.label for store in part.engine.kv_stores]:
+            raise ForerunError(f"kv_store.name: {scenario.kv_store.name} is one of engine.kv_stores; choose another")
 
 
 def _refuse_pipeline(pipeline_parallel: int, role: Role, failures: bool) -> None:
@@ -266,7 +328,7 @@ def _refuse_framework(scenario: ScenarioFields) -> None:
             "remove it"
         )
     if engine.api_server_count > 1 and not has_several_api_servers(framework, engine.entry_point):
-        raise ForerunError("engine.api_server_count: only vLLM's server has several API servers; remove it")
+        raise ForerunError("engine.api_server_count: only servers of vLLM and SGLang can have several; remove it")
     if engine.backend is not None:
         backends = local_backends(load_chip(scenario.hardware.chip)) if framework == "llama.cpp" else ()
         if engine.backend not in backends:
@@ -367,9 +429,14 @@ def _refuse_chip(scenario: ScenarioFields) -> None:
         )
     if engine.moe_backend == "mxfp8" and not chip.compute.multiplies_fp4:
         raise ForerunError(f"engine.moe_backend: mxfp8 needs FP4 arithmetic, which {chip.name} lacks; leave it at auto")
-    copies = engine.preemption != "recompute" or engine.kv_offloading_bytes is not None
+    defaults = any(
+        store.medium == "host" and None in (store.read_bytes_per_s, store.latency_s) for store in engine.kv_stores
+    )
+    copies = engine.preemption != "recompute" or engine.kv_offloading_bytes is not None or defaults
     if copies and not (engine.host_link or chip.links.host):
         raise ForerunError(f"engine.host_link: {chip.name} names no link to its host; give one, for example pcie5-x16")
+    if scenario.kv_store is not None and not (scenario.kv_store.link or chip.links.scale_out):
+        raise ForerunError(f"kv_store.link: {chip.name} names no scale-out link; give one")
     draft = None if scenario.speculation is None else scenario.speculation.draft
     links = chip.links.host or chip.links.scale_out
     if draft is not None and draft.chip is not None and not (draft.link or links):
@@ -388,26 +455,43 @@ def _refuse_host_memory(scenario: ScenarioFields) -> None:
                 "engine.preemption: replicas with pipeline stages only recompute; remove swap, or leave "
                 "hardware.pipeline_parallel at 1"
             )
-    if engine.kv_offloading_bytes is None:
-        return
-    if not engine.enable_prefix_caching:
+    if engine.eviction != LRU and not engine.enable_prefix_caching:
+        raise ForerunError("engine.prefix_cache_eviction: enable_prefix_caching is false; set it to true, or remove it")
+    field = "kv_stores" if engine.kv_stores else "kv_offloading_bytes"
+    if _stores_on_host(engine) and not engine.enable_prefix_caching:
         raise ForerunError(
-            "engine.kv_offloading_bytes: it keeps what the prefix cache evicts, and enable_prefix_caching is false; "
-            "set that to true, or remove kv_offloading_bytes"
+            f"engine.{field}: it keeps what the prefix cache evicts, and enable_prefix_caching is false; "
+            f"set that to true, or remove {field}"
         )
-    if staged:
+    slow = scenario.kv_store is not None or any(
+        (store.loads or store.medium) not in ("in-step", "host") for store in engine.kv_stores
+    )
+    if slow and not engine.rules.continuous:
         raise ForerunError(
-            "engine.kv_offloading_bytes: not modelled for replicas with pipeline stages; remove it, or leave "
-            "hardware.pipeline_parallel at 1"
+            f"engine.scheduler: requests of a {engine.scheduler} batch cannot wait for a store outside the batch; "
+            "leave only host memory with loads: in-step"
         )
+
+
+def _stores_on_host(engine: EngineConfig) -> bool:
+    """True if KV goes to memories of the server."""
+    return engine.kv_offloading_bytes is not None or bool(engine.kv_stores)
 
 
 def refuse_stream(stream: RequestStream, pools: Iterable[Pool]) -> None:
     """Refuse request streams that the pools cannot serve."""
     if not len(stream):
         raise ForerunError("workload: there is no request to serve")
+    if stream.warm_up is not None and stream.warm_up.all():
+        raise ForerunError("workload.warm_up: it takes in every request; shorten it, or serve more requests")
     hashes = stream.prefix_hashes
     for pool in pools:
+        for setting in pool.evictions if stream.follows is None else ():
+            if setting.rule.by_session:
+                raise ForerunError(
+                    f"engine.prefix_cache_eviction, kv_stores: {setting.name} is about sessions, and no request of "
+                    "this workload waits for another; choose another policy, or give workload.sessions"
+                )
         size = pool.limits.block_size
         if pool.shares_blocks(hashes) and hashes.block_tokens % size:
             raise ForerunError(
@@ -445,9 +529,7 @@ def check_draft_passes(drafter: timing.Drafter | None, method: str) -> None:
         )
 
 
-def check_offloading(size: float, block_bytes: float, blocks: int) -> None:
-    """Check that at least one block fits in host memory of ``size`` bytes."""
+def check_store(field: str, size: float, block_bytes: float, blocks: int) -> None:
+    """Check that at least one block fits in a store of ``size`` bytes."""
     if not blocks:
-        raise ForerunError(
-            f"engine.kv_offloading_bytes: {size:g} holds no block of {block_bytes:g} bytes; raise it, or remove it"
-        )
+        raise ForerunError(f"{field}: {size:g} holds no block of {block_bytes:g} bytes; raise it, or remove it")

@@ -307,8 +307,12 @@ def refusal_words(refusals: Mapping[str, int]) -> list[str]:
 
 
 def _notes(build: Build, log: RunLog, decoding: DecodeSample, kv: KvCacheReport) -> Iterator[str]:
-    if log.stream.prefix_hashes is None and any(pool.offload is not None for pool in build.pools):
-        yield "engine.kv_offloading_bytes changes nothing: no prompts of this workload are known to repeat"
+    if log.stream.prefix_hashes is None and any(pool.stores for pool in build.pools):
+        short = build.scenario.engine.kv_offloading_bytes is not None
+        field = "kv_store" if build.scenario.kv_store else f"engine.{'kv_offloading_bytes' if short else 'kv_stores'}"
+        yield f"{field} changes nothing: no prompts of this workload are known to repeat"
+    if log.stream.prefix_hashes is None and any(pool.eviction.name != "lru" for pool in build.pools):
+        yield "engine.prefix_cache_eviction changes nothing: no prompts of this workload are known to repeat"
     if log.stream.priorities is not None and not any(pool.rules.by_priority for pool in build.pools):
         able = " or ".join(name for name, facts in SCHEDULERS.items() if facts.by_priority)
         yield f"workload.priorities change nothing: only engine.scheduler {able} looks at them"

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ from simulator.serving.fleet.fleet_config import (
     PoolName,
     RouterConfig,
 )
+from simulator.serving.store_config import SharedStoreConfig
 from simulator.speculation import SpeculationConfig, carry_acceptance
 from simulator.speculation.attention_level.alspec_config import AttentionSpeculationConfig
 from simulator.timing.hardware_config import HardwareConfig
@@ -61,8 +64,18 @@ class MeasuredConfig(Section):
     """Scenario without workload that the results are of; default: the scenario that names them."""
 
 
-DEPLOYMENT = ("model", "weights_dtype", "kv_cache_dtype", "hardware", "engine", "pools", "kv_transfer", "speculation",
-              "attention_speculation")  # fmt: skip
+ARRIVALS = {"request_rate": "poisson", "max_concurrency": "closed-loop"}
+"""Arrival process that each shortcut for arrivals means."""
+SHORTCUTS = {
+    **{name: f"hardware.{name}" for name in ("chip", "tensor_parallel", "replicas")},
+    "framework": "engine.framework",
+    **{name: f"workload.{name}" for name in ("trace", "num_requests", "input_tokens", "output_tokens")},
+    **dict.fromkeys(ARRIVALS, "workload.arrivals"),
+    "usd_per_chip_hour": "prices.usd_per_chip_hour",
+}
+"""Field of a scenario that each shortcut of the Python interface sets."""
+DEPLOYMENT = ("model", "weights_dtype", "kv_cache_dtype", "hardware", "engine", "pools", "kv_transfer", "kv_store",
+              "speculation", "attention_speculation")  # fmt: skip
 """Fields of a scenario that describe the deployment."""
 
 
@@ -87,13 +100,15 @@ class Scenario(Section):
     kv_cache_dtype: str = "bf16"
     """Format of keys and values in the cache: bf16, fp8 or another format of the catalogue."""
     hardware: HardwareConfig
-    engine: EngineConfig = EngineConfig()
-    router: RouterConfig = RouterConfig()
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    router: RouterConfig = Field(default_factory=RouterConfig)
     """Parameters of ``engine.routing`` and admission limits of the router."""
     pools: dict[PoolName, PoolConfig] | None = None
     """Pools of different kinds of replicas, by name; default: ``hardware.replicas`` equal replicas."""
     kv_transfer: KvTransferConfig | None = None
     """KV transfer from prefill pools to decode pools."""
+    kv_store: SharedStoreConfig | None = None
+    """Store for prefix-cache blocks that all servers share, behind ``engine.kv_stores``."""
     faults: FaultsConfig | None = None
     """Replica failures."""
     autoscaler: AutoscalerConfig | None = None
@@ -128,29 +143,11 @@ class Scenario(Section):
     ) -> None:
         if unnamed:
             raise ForerunError(f"Scenario: takes fields by name, such as Scenario(model={shown(unnamed[0])}, ...)")
-        if request_rate is not None and max_concurrency is not None:
-            raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
-        arrivals: Json | None = None
-        if request_rate is not None:
-            arrivals = {"process": "poisson", "request_rate": request_rate}
-        elif max_concurrency is not None:
-            arrivals = {"process": "closed-loop", "max_concurrency": max_concurrency}
-        shortcuts = {
-            "hardware.chip": chip,
-            "hardware.tensor_parallel": tensor_parallel,
-            "hardware.replicas": replicas,
-            "engine.framework": framework,
-            "workload.trace": None if trace is None else str(trace),
-            "workload.num_requests": num_requests,
-            "workload.input_tokens": input_tokens,
-            "workload.output_tokens": output_tokens,
-            "workload.arrivals": arrivals,
-            "prices.usd_per_chip_hour": usd_per_chip_hour,
-        }
+        given = {name: value for name, value in locals().items() if name in SHORTCUTS and value is not None}
         try:
-            super().__init__(**_expanded(fields, shortcuts))
+            super().__init__(**_expanded({**fields, **given}))
         except ValidationError as error:
-            raise _refusal(error, "Scenario") from None
+            raise _refusal(error, "Scenario", _as_keywords) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # files are validated without the shortcuts
 
@@ -160,6 +157,8 @@ class Scenario(Section):
     @classmethod
     def _in_catalogue_words(cls, data: Any, validate: Callable[[Any], Scenario]) -> Scenario:
         data, notes = catalogue_words(data)
+        data, of_router = _with_endpoint_picker(data)
+        notes |= of_router
         scenario = validate(data)
         scenario._readings.update(notes)
         return scenario
@@ -231,7 +230,9 @@ class Scenario(Section):
         """True if the run depends on the seed."""
         drafts = self.speculation is not None and self.speculation.method != "none"
         hits = self.attention_speculation is not None and self.attention_speculation.hits == "drawn"
-        return drafts or hits or self.faults is not None or self.workload.random
+        transfer = self.kv_transfer or KvTransferConfig()
+        scored = "scored" in (self.engine.routing, transfer.routing)  # equal scores, exploration
+        return drafts or hits or scored or self.faults is not None or self.workload.random
 
     def pool_section(self, pool: str, section: str) -> Any:
         """Section ``hardware`` or ``engine`` of a pool: the scenario's section with the pool's fields replaced.
@@ -262,6 +263,36 @@ class Scenario(Section):
         return other
 
 
+def _with_endpoint_picker(data: object) -> tuple[object, dict[str, str]]:
+    """Scenario data with the rule of ``router.endpoint_picker`` in ``router``, and its notes."""
+    router = data.get("router") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(router, dict) or router.get("endpoint_picker") is None:
+        return data, {}
+    from simulator.launch.endpoint_picker import read_endpoint_picker
+
+    engine, transfer, pools = (_plain(data.get(name)) for name in ("engine", "kv_transfer", "pools"))
+    if engine.get("routing", "scored") != "scored":
+        raise ForerunError(
+            f"router.endpoint_picker: engine.routing {engine['routing']} has no use for it; set it to scored"
+        )
+    roles = [_plain(pool).get("role") or name for name, pool in pools.items()]
+    picker = read_endpoint_picker(router["endpoint_picker"], any(str(role).startswith("prefill") for role in roles))
+    unused = {"filters", "scorers", "picker", *({"scrape_interval_s"} - set(picker.router))}
+    own = {name: value for name, value in router.items() if name not in {"endpoint_picker", *unused}}
+    data = {**data, "router": picker.router | own, "engine": {**engine, "routing": "scored"}}
+    if picker.decodes and "routing" not in transfer:
+        data["kv_transfer"] = {**transfer, "routing": "scored"}
+    replaced = [f"endpoint picker: it replaces router.{name}" for name in router if name in unused]
+    return data, {f"router.{place}": note for place, note in enumerate([*replaced, *picker.notes])}
+
+
+def _plain(section: object) -> Json:
+    """A section as plain data, whatever it is given as."""
+    if isinstance(section, BaseModel):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, dict) else {}
+
+
 ScenarioSource = Scenario | Mapping[str, Any] | str | Path
 """A scenario, its fields as plain data, or its file."""
 
@@ -273,23 +304,28 @@ def as_scenario(source: ScenarioSource) -> Scenario:
     if isinstance(source, str | Path):
         return load_scenario(source)
     if isinstance(source, Mapping):
-        return scenario_in(deepcopy(dict(source)), Path(), "scenario")
+        return scenario_in(_expanded(deepcopy(dict(source))), Path(), "scenario")
     raise ForerunError(f"scenario: a Scenario, a dict or a path to a file is expected (got {type(source).__name__})")
 
 
-def _expanded(fields: Mapping[str, Any], shortcuts: Mapping[str, Any]) -> Json:
-    """``fields`` with the value of each shortcut that is not None set at its dotted path."""
-    data = dict(fields)
-    for path, value in shortcuts.items():
-        if value is None:
+def _expanded(fields: Mapping[str, Any]) -> Json:
+    """``fields`` with the value of each shortcut set at its dotted path."""
+    if fields.get("request_rate") is not None and fields.get("max_concurrency") is not None:
+        raise ForerunError("Scenario: request_rate, max_concurrency: give one of the two")
+    data = {name: value for name, value in fields.items() if name not in SHORTCUTS}
+    for name in SHORTCUTS:
+        if (value := fields.get(name)) is None:
             continue
-        section, _, field = path.partition(".")
+        section, _, field = SHORTCUTS[name].partition(".")
         present = data.get(section, {})
         if isinstance(present, BaseModel):
             present = present.model_dump(exclude_unset=True)
         if not isinstance(present, Mapping) or field in present:
-            raise ForerunError(f"Scenario: {path} is set twice, in {section} and by a shortcut; give one of the two")
-        data[section] = {**present, field: value}
+            raise ForerunError(
+                f"Scenario: {SHORTCUTS[name]} is set twice, in {section} and by a shortcut; give one of the two"
+            )
+        process = ARRIVALS.get(name)
+        data[section] = {**present, field: {"process": process, name: value} if process else value}
     return data
 
 
@@ -431,10 +467,19 @@ def _validated(validate: Callable[..., Any], place: str, data: Any, **options: A
     return scenario
 
 
-def _refusal(error: ValidationError, place: str) -> ForerunError:
+def _refusal(error: ValidationError, place: str, written: Callable[[str], str] = str) -> ForerunError:
     unknown = any(problem["type"] == "extra_forbidden" for problem in error.errors(include_url=False))
     kind = UnknownFieldError if unknown else ForerunError
-    return kind(f"{place}: {explain(error, Scenario)}")
+    return kind(f"{place}: {written(explain(error, Scenario))}")
+
+
+def _as_keywords(message: str) -> str:
+    """Message with the suggested dotted path as Python takes it, ``hardware={"expert_parallel": ...}``."""
+    path = re.search(r"did you mean '(\w+)\.([\w.]+)'\?", message)
+    if path is None:
+        return message
+    value = reduce(lambda inner, name: f'{{"{name}": {inner}}}', reversed(path[2].split(".")), "...")
+    return message.replace(path[0], f"did you mean {path[1]}={value}?")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -548,17 +593,30 @@ def with_settings(data: Json, settings: Mapping[str, Any], place: str) -> Json:
         raise ForerunError(f"{place}: values by dotted path are needed, as {{'engine.max_num_seqs': 64}}")
     changed = deepcopy(data)
     for path, value in settings.items():
-        *parents, last = path.split(".")
         here = changed
-        for name in parents:
-            if here.get(name) is None:
-                here[name] = {}
-            here = here[name]
-            if not isinstance(here, dict):
-                raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{last}'")
-        here[last] = value
+        names = path.split(".")
+        for name, following in pairwise(names):
+            key = _entry(here, name, f"{place} {path}")
+            if not isinstance(key, int) and here.get(key) is None:
+                here[key] = [] if following.isdecimal() else {}
+            if isinstance(here[key], tuple):
+                here[key] = list(here[key])
+            here = here[key]
+            if not isinstance(here, dict | list):
+                raise ForerunError(f"{place} {path}: {name} is a single value, it has no field '{names[-1]}'")
+        here[_entry(here, names[-1], f"{place} {path}")] = value
     carry_acceptance(data, changed, settings)
     return changed
+
+
+def _entry(holder: Json | list[Json], name: str, place: str) -> str:
+    """Key of a mapping's entry, or index of a list's, which is an integer."""
+    if isinstance(holder, dict):
+        return name
+    if name.isdecimal() and int(name) < len(holder):
+        return int(name)  # type: ignore[return-value]
+    known = ", ".join(map(str, range(len(holder)))) or "none, the list is empty"
+    raise ForerunError(f"{place}: {name} is no index of the list (valid: {known})")
 
 
 FILE_FIELDS = (
@@ -573,6 +631,8 @@ FILE_FIELDS = (
     "pools.*.hardware.pipeline_link",
     "pools.*.engine.host_link",
     "kv_transfer.link",
+    "kv_store.link",
+    "router.endpoint_picker",
     "measured",
     "measured.*",
     "measured.files.*",

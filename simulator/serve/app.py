@@ -34,6 +34,7 @@ from simulator.running.run import measured_build
 from simulator.running.scenario import Scenario
 from simulator.serve.api import Answer, BadRequestError, Body, ChatBody, CompletionBody, body_of, least_tokens, usage_of
 from simulator.serve.counters import Counters
+from simulator.serve.kv_events import KvEvents
 from simulator.serve.live import SLOTS, Delivery, LiveFleet, rehearse
 from simulator.serve.pace import Pace
 from simulator.serve.schema import json_tokens, takes_words
@@ -220,6 +221,7 @@ class Server:
         seed: seed of answer lengths, acceptance and failures.
         speed: simulated seconds per wall-clock second.
         trace: file for arrivals, lengths and prefix hashes, one request per line.
+        kv_events: ZMQ address of the first replica's KV events; None to publish none.
         slots: maximum number of simultaneous requests.
 
     Raises:
@@ -232,19 +234,27 @@ class Server:
         seed: int = 0,
         speed: float = 1.0,
         trace: RequestTrace | None = None,
+        kv_events: str | None = None,
         slots: int = SLOTS,
     ) -> None:
         self._build, _ = measured_build(build_run(scenario, seed))
         self._lengths: Iterator[int] = cycle(generate_requests(scenario.workload, seed).output_tokens.tolist())
         self.model = model_of(scenario)
         self._longest = _longest(self._build.main.limits)
-        self.fleet = LiveFleet(self._build, slots)
+        self.fleet = LiveFleet(self._build, slots, watch=kv_events is not None)
+        self._events = None if kv_events is None else self._publisher(kv_events)
         self.counters = Counters(self.fleet, self.model, self._longest)
         self.pace = Pace(self.fleet, speed, self._deliver)
         self._trace = trace
         self._under_way: dict[int, tuple[Exchange, PendingAnswer]] = {}
         self._number = count()
         self._created = int(time.time())
+
+    def _publisher(self, endpoint: str) -> KvEvents:
+        """Publisher of the replicas' KV events."""
+        if not self._build.main.prefix_caching:
+            raise ForerunError("--kv-events: engine.enable_prefix_caching is off: no block is kept for others")
+        return KvEvents(endpoint, self.model, len(self.fleet.schedulers), self._build.main.limits.block_size)
 
     @property
     def app(self) -> ASGIApp:
@@ -372,6 +382,9 @@ class Server:
     def stop(self) -> None:
         """End all running exchanges with an error, at shutdown of the server."""
         self.pace.stop()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         for exchange, _ in self._under_way.values():
             exchange.error = BadRequestError("the server was stopped", 503, code="stopped")
             exchange.finish()
@@ -400,6 +413,9 @@ class Server:
     def _submit(self, choice: PendingAnswer, at_s: float) -> int:
         slot = self.pace.submit(len(choice.prompt), choice.wanted, choice.hashes, at_s)
         assert slot is not None, "begin has looked whether there are enough"
+        if self._events is not None and choice.hashes:
+            answer = choice.json or filler_tokens(choice.number, 0, choice.wanted)
+            self._events.known.begin(slot, choice.hashes, [*choice.prompt, *answer])
         if self._trace is not None:
             row: Json = {
                 "arrival_s": self.fleet.log.arrival_s[slot],
@@ -413,6 +429,12 @@ class Server:
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Send tokens to waiting clients: first prepare all of them, then send, then count."""
+        if self._events is not None:
+            self._events.publish(self.fleet.changes, time.time())
+            for slot in (delivery.slot for delivery in deliveries if delivery.ended):
+                self._events.known.end(slot)
+        if not deliveries:
+            return
         sent, chunks, closing = [], [], []
         for delivery in deliveries:
             known = self._under_way.get(delivery.slot)

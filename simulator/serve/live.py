@@ -9,18 +9,23 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from forerun.arrays import IntArray
 from simulator.running.build import Build
+from simulator.running.refusals import refuse_open_ended
 from simulator.serving import RunLog
+from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet import FleetRun
 from simulator.serving.log import COUNTED, StepLog
 from simulator.serving.timeline import Timeline
 from simulator.workload import RequestStream
 from traces import PrefixHashes
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import HolderIndex
 
 SLOTS = 1 << 16
 """Maximum number of simultaneous requests. Slots are reused in order, and acceptance draws depend on the slot number,
@@ -40,6 +45,40 @@ class Delivery(NamedTuple):
     ended: bool
     refusal: str | None = None
     """Reason for which the router refused the request; None if it did not."""
+
+
+class Change(NamedTuple):
+    """A hash block that a replica has stored or removed, or the loss of its whole cache."""
+
+    kind: Literal["stored", "removed", "cleared"]
+    replica: int
+    block: int = -1
+
+
+def _watched_index(hashes: PrefixHashes, changes: list[Change]) -> HolderIndex:
+    """Index of the blocks that replicas hold, which records each change."""
+    base = engine_module().HolderIndex
+
+    class Watched(base):  # type: ignore[misc, valid-type]
+        clearing = False
+
+        def add(self, hash_block: int, replica: int) -> None:
+            base.add(self, hash_block, replica)
+            changes.append(Change("stored", replica, hash_block))
+
+        def drop(self, hash_block: int, replica: int) -> None:
+            base.drop(self, hash_block, replica)
+            if not self.clearing:
+                changes.append(Change("removed", replica, hash_block))
+
+        def drop_all(self, replica: int) -> None:
+            self.clearing = True
+            base.drop_all(self, replica)
+            self.clearing = False
+            changes.append(Change("cleared", replica))
+
+    index: HolderIndex = Watched(hashes)
+    return index
 
 
 class _Environment(Timeline):
@@ -71,6 +110,8 @@ class _Hashes(PrefixHashes):
 
 class _Log(RunLog):
     """Run log with reusable slots and a list of refused requests."""
+
+    endless = True
 
     def __init__(self, stream: RequestStream, steps: StepLog, positions: int) -> None:
         super().__init__(stream, steps, positions)
@@ -115,8 +156,11 @@ class Totals:
 class LiveFleet:
     """Fleet of a scenario that accepts requests while its simulated time advances."""
 
-    def __init__(self, build: Build, slots: int = SLOTS) -> None:
+    def __init__(self, build: Build, slots: int = SLOTS, watch: bool = False) -> None:
+        refuse_open_ended(build.pools)
         self.build = build
+        self.changes: list[Change] = []
+        """Blocks stored and removed since they were last published, if the fleet is watched."""
         prompts, answers = np.ones((2, slots), dtype=np.int64)  # the log writes to each of them
         self._hashes = _Hashes(build.main.limits.block_size)
         stream = RequestStream(np.zeros(slots), prompts, answers, None, prefix_hashes=self._hashes, answers_hashed=True)
@@ -124,6 +168,8 @@ class LiveFleet:
         steps = StepLog(len(main.timer.windows), sys.maxsize, main.rule is not None, StepLog.forget)
         positions = main.sampler.num_speculative_tokens if main.sampler is not None else 0
         self.log = _Log(stream, steps, positions)
+        if watch:
+            self.log.holders = _watched_index(self._hashes, self.changes)
         self._env = _Environment()
         self._run = FleetRun(build.fleet, self.log, [], self._env)
         self._out: list[Delivery] = []

@@ -122,9 +122,10 @@ def observe_files(files: Sequence[Path], seconds: float | None) -> Observed:
         raise ForerunError(f"twin: one file, or an earlier and a later scrape, expected (got {len(texts)})")
     ((file, text),) = texts
     if text.lstrip()[:1] in ("{", "["):
-        if seconds is not None:
+        seen = _json(file, text)
+        if seconds is not None and seen.duration_s is not None:
             raise ArgumentError("seconds", f"has no effect with {file}, which says how long it covers; remove it")
-        return _json(file, text)
+        return seen if seconds is None else replace(seen, duration_s=seconds)
     return between({}, samples_of(text, str(file)), str(file), seconds)
 
 

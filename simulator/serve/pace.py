@@ -115,5 +115,5 @@ class Pace:
 
     def _let_out(self, to_s: float) -> None:
         deliveries = self._fleet.advance(to_s)
-        if deliveries:
+        if deliveries or self._fleet.changes:
             self._deliver(deliveries)

@@ -18,7 +18,7 @@ from forerun.arrays import FloatArray, IntArray
 from forerun.document import Json, plain_json
 from forerun.errors import ForerunError
 from forerun.result import StudyResult, Summary
-from forerun.tables import Cell, Table, Value
+from forerun.tables import Cell, Table, Value, number
 from forerun.version import VERSION
 from simulator.running.metrics.document import scenario_document
 from simulator.running.run import RunResult, simulate
@@ -43,6 +43,8 @@ HOST_FIELDS = ("step_s", "per_sequence_s", "eager_launch_s", "uncompiled_launch_
 """Host costs of an engine that the factor ``host`` multiplies."""
 LATENCIES = ("tpot", "prefill", "ttft")
 """Checked latencies; ``tpot`` is the total time of all tokens after the first, divided by their number."""
+SLOWER_PERCENT = 10.0
+"""Gap of a latency from which the conclusion says how many times slower the engine is."""
 CHECKED = ("metric", "cause", "measured", "expected", "spread", "alarm", "gap_percent")
 OBSERVED = ("duration_s", "requests", "prompt_tokens", "output_tokens", "acceptance_length")
 METRICS = {
@@ -502,10 +504,14 @@ def _document(
     seed: int,
 ) -> Document:
     blamed = list(dict.fromkeys(culprits))
-    worst = max((abs(check.gap_percent) for check in checks if check.metric in LATENCIES), default=0.0)
-    text = f"The engine does what it should; its latencies lie within {worst:.1f} % of its twin's."
+    gap = max((check.gap_percent for check in checks if check.metric in LATENCIES), key=abs, default=0.0)
+    text = f"The engine does what it should; its latencies lie within {abs(gap):.1f} % of its twin's."
     if blamed:
-        text = f"To blame: {blamed[0]} ({CAUSES[blamed[0]]})"
+        text = f"The engine's latencies lie up to {abs(gap):.1f} % from its twin's"
+        if gap > SLOWER_PERCENT:
+            text = f"The engine is {number(1 + gap / 100, 2)} times slower than it should be"
+        text += f"; the likeliest cause is {blamed[0]}: "
+        text += CAUSES[blamed[0]]
         text += f"; then {', '.join(blamed[1:])}." if blamed[1:] else "."
     document = {
         "source": seen.source,

@@ -9,7 +9,7 @@ from simulator.serving.fleet.fleet_config import PoolConfig as PoolConfig
 from simulator.serving.fleet.fleet_config import RouterConfig as RouterConfig
 from simulator.serving.fleet.pool import Pool as Pool
 from simulator.serving.fleet.transfer import KvLink as KvLink
-from simulator.serving.host_cache import HostSpace as HostSpace
+from simulator.serving.kv_stores import StoreSpace as StoreSpace
 from simulator.serving.limits import EngineLimits as EngineLimits
 from simulator.serving.log import FULL_ROWS as FULL_ROWS
 from simulator.serving.log import RunLog as RunLog
@@ -23,4 +23,5 @@ from simulator.serving.records import ReplicaUse as ReplicaUse
 from simulator.serving.records import RequestRecords as RequestRecords
 from simulator.serving.records import SpeculationCounters as SpeculationCounters
 from simulator.serving.records import StepRecords as StepRecords
+from simulator.serving.records import StoreReport as StoreReport
 from simulator.serving.records import TransferReport as TransferReport

@@ -9,12 +9,14 @@ from pydantic import Field, model_validator
 from forerun.errors import with_new_names
 from forerun.types import PositiveBytes, PositiveInt, Section, Share, Tabulated
 from hwprofiles.library import CORRECTED
+from simulator.serving.kv_stores import EvictionSetting
 from simulator.serving.rules import SCHEDULERS, RoutingName, SchedulerFacts, SchedulerName
+from simulator.serving.store_config import Eviction, KvStoreConfig, eviction_setting
 
 
 def has_several_api_servers(framework: str, entry_point: str) -> bool:
-    """True if an engine may have several API servers in front of it: vLLM alone has them."""
-    return framework.startswith("vllm") and entry_point == "server"
+    """True if an engine may have several API servers in front of it: vLLM and SGLang have them."""
+    return framework.startswith(("vllm", "sglang")) and entry_point == "server"
 
 
 class EngineConfig(Section):
@@ -66,6 +68,14 @@ class EngineConfig(Section):
     prefix_cache: Literal["blocks", "radix"] = "blocks"
     """``blocks``: KV is allocated and shared in blocks of ``block_size`` (vLLM). ``radix``: token by token, whatever
     the block size (SGLang's RadixAttention at its default page size of 1)."""
+    prefix_cache_eviction: Eviction = "lru"
+    """Policy by which unused blocks leave the prefix cache. ``lru``: least recently used (vLLM, SGLang). ``{name: ttl,
+    seconds: 10}``: every block is kept for the seconds after its last use; new requests wait rather than take its room,
+    and then it leaves as under LRU. ``{name: pin, seconds: 60}``: only blocks of a session whose tool runs are kept,
+    until it comes back or the seconds are over, and only new sessions wait. ``session-aware``: blocks that no session
+    will come back to, then LRU. ``largest-first``, ``smallest-first``: the ends of the longest prefixes, or the
+    shortest prompts. ``belady``: the block whose next use is furthest, by the order of a run under LRU on the same
+    random numbers."""
     async_scheduling: bool | None = None
     """True if a step is scheduled while the one before it runs (an arrival then waits one step longer). Default: the
     framework's own default."""
@@ -82,8 +92,9 @@ class EngineConfig(Section):
     """Tokens that a server sends at once (``--stream-interval`` of SGLang and vLLM, ``stream_interval`` of
     TensorRT-LLM). The first token of an answer is sent alone. Divides the host's work per streamed token."""
     api_server_count: PositiveInt = 1
-    """API servers in front of an engine (``--api-server-count`` of vLLM). They share the work on requests and streamed
-    tokens, as one server that is as many times as fast."""
+    """API servers in front of an engine, or of each of its attention groups (``--api-server-count`` of vLLM,
+    ``--tokenizer-worker-num`` of SGLang). They share the work on requests and streamed tokens, as one server that is as
+    many times as fast."""
     cuda_graphs: bool = True
     """True if steps of decoding are captured and launched as one; off, every kernel is launched by the host."""
     cuda_graph_sizes: tuple[PositiveInt, ...] | None = Field(default=None, strict=False)
@@ -123,9 +134,26 @@ class EngineConfig(Section):
     """Host memory per chip for preempted sequences (vLLM V0's ``--swap-space``, 4 GiB)."""
     kv_offloading_bytes: PositiveBytes | None = None
     """Host memory per chip for blocks that the prefix cache evicts (vLLM's ``--kv-offloading-size``, which is for all
-    ranks). Blocks found there are copied back over ``host_link`` instead of recomputed. None: evicted KV is lost."""
+    ranks). Blocks found there are copied back over ``host_link`` instead of recomputed. None: evicted KV is lost.
+    Short form of ``kv_stores`` with one host store."""
+    kv_stores: Annotated[tuple[KvStoreConfig, ...], Field(max_length=4, strict=False)] = ()
+    """Stores of each server behind the chips' prefix cache, in the order in which a prefix is looked for."""
     host_link: str | None = None
     """Link between each chip and its host: catalogue name or path; default: the chip's own."""
+
+    @property
+    def eviction(self) -> EvictionSetting:
+        """Eviction policy of the prefix cache."""
+        return eviction_setting(self.prefix_cache_eviction)
+
+    @model_validator(mode="after")
+    def _stores_differ(self) -> EngineConfig:
+        if self.kv_stores and self.kv_offloading_bytes is not None:
+            raise ValueError("kv_offloading_bytes: short form of kv_stores; give one of the two")
+        labels = [store.label for store in self.kv_stores]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"kv_stores: give each store a name of its own (got {', '.join(labels)})")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from simulator.timing.work import DRAFT_SCALARS, WORK_SCALARS, work_numbers
 from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import HolderIndex, HostCache, Output
+    from simulator.serving.engine import HolderIndex, Lane, Output, Store, Tier
 
 
 FULL_ROWS = 1 << 17
@@ -177,6 +177,9 @@ class RunLog:
     positions: int
     """Draft positions whose acceptance is counted, K."""
     progress: Callable[[int, int], None] | None = None
+    seed: int = 0
+    endless: ClassVar[bool] = False
+    """True if requests arrive for as long as the process runs."""
     input_tokens: memoryview[int] = field(init=False)
     output_tokens: memoryview[int] = field(init=False)
     arrival_s: memoryview[float] = field(init=False)
@@ -200,10 +203,17 @@ class RunLog:
     refusals: Counter[str] = field(init=False)
     ended: array[int] = field(default_factory=lambda: array("q", [0]))
     """Number of ended requests, refused requests included, as an array of one element."""
-    host_hit_tokens: int = 0
-    """Prompt tokens that came from host memory, among ``cached_tokens``."""
-    host_caches: list[HostCache] = field(default_factory=list)
-    """Host memory behind the prefix caches, one per replica (a failed replica starts another)."""
+    tier_tokens: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Prompt tokens of requests that came from stores behind the chips, among ``cached_tokens``, by name of the
+    store."""
+    tiers: list[Tier] = field(default_factory=list)
+    """Stores behind the prefix caches, one per cache and store (a failed replica starts others)."""
+    lanes: list[tuple[str, Lane]] = field(default_factory=list)
+    """Lanes that carry KV, with their names."""
+    shared_store: tuple[Store, Lane, Lane] | None = None
+    """The store that all servers share, and its lanes towards the chips and back."""
+    reference: RunLog | None = None
+    """Run under LRU on the same random numbers; None unless a policy is clairvoyant."""
     holders: HolderIndex | None = None
     """Index of the prefixes that each replica caches; None unless a router needs it."""
     swapped_blocks: int = 0
@@ -229,16 +239,34 @@ class RunLog:
     gap_tables: list[GapCounts] = field(default_factory=list)
     """Token gaps of buffers that were full, and of worker processes."""
 
+    def reference_order(self, replica: int | None) -> list[int]:
+        """Requests of a replica, or of all, in the order in which the reference run began with them."""
+        assert self.reference is not None
+        begun_s, of, prompt = (
+            np.asarray(getattr(self.reference, name)) for name in ("scheduled_s", "replica", "prompt_replica")
+        )
+        chosen = ~np.isnan(begun_s) & (True if replica is None else (of == replica) | (prompt == replica))
+        requests = np.flatnonzero(chosen)
+        return requests[np.argsort(begun_s[requests], kind="stable")].tolist()  # type: ignore[no-any-return]
+
     def span(self, name: str, replica: int, start_s: float, end_s: float) -> None:
         """Record a span for the timeline, up to ``MOST_SPANS``."""
         if len(self.spans) < MOST_SPANS:
             self.spans.append(Span(name, replica, start_s, end_s))
 
+    @property
+    def tier_hit_tokens(self) -> Counter[str]:
+        """``tier_tokens`` of all requests."""
+        hits: Counter[str] = Counter()
+        for tokens in self.tier_tokens.values():
+            hits.update(tokens)
+        return hits
+
     def __post_init__(self) -> None:
         count = len(self.stream)
         # Columns that nothing is written to take no memory: the system gives zeros when a page is first touched.
         self.input_tokens, self.output_tokens = _own(self.stream.input_tokens), _own(self.stream.output_tokens)
-        moves = self.stream.follows is not None or self.stream.max_concurrency is not None
+        moves = self.stream.times_depend or self.stream.max_concurrency is not None
         self.arrival_s = _own(self.stream.arrival_s.copy() if moves else self.stream.arrival_s, np.float64)
         for name in TIMES:
             setattr(self, name, np.full(count, np.nan).data)

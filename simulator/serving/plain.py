@@ -23,7 +23,7 @@ def cast(kind: Any, value: Any) -> Any:
     return kind(value) if kind in (int, float) else value
 
 
-def exceptval(value: Any, check: bool) -> Any:
+def exceptval(value: Any = None, check: bool = True) -> Any:
     """Declares the return value that signals an exception in compiled code."""
     return cclass
 

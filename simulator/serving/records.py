@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +45,58 @@ class RequestRecords:
     draft_tokens: IntArray
     accepted_tokens: IntArray
     failed: BoolArray
+    stage: IntArray | None = None
+    """Stage of the load test; None without stages."""
+    warm_up: BoolArray | None = None
+    """True for requests that latencies and rates leave out; None without a warm-up."""
 
     def __len__(self) -> int:
         """Number of requests."""
         return len(self.arrival_s)
 
+    @property
+    def completed(self) -> BoolArray:
+        """True for each request that received its last token and did not fail."""
+        return np.asarray(~self.failed & np.isfinite(self.finished_s), dtype=np.bool_)
+
+    @property
+    def ttft_ms(self) -> FloatArray:
+        """Milliseconds from arrival to the first token; NaN for requests that did not complete."""
+        return self._of_completed(self.first_token_s - self.arrival_s)
+
+    @property
+    def tpot_ms(self) -> FloatArray:
+        """Milliseconds per token after the first, ``(e2el - ttft) / (output_tokens - 1)``; NaN for a single token."""
+        rest_s = (self.finished_s - self.arrival_s) - (self.first_token_s - self.arrival_s)
+        rest_s /= np.maximum(self.output_tokens - 1, 1)
+        rest_s[self.output_tokens <= 1] = np.nan
+        return self._of_completed(rest_s)
+
+    @property
+    def e2el_ms(self) -> FloatArray:
+        """Milliseconds from arrival to the last token; NaN for requests that did not complete."""
+        return self._of_completed(self.finished_s - self.arrival_s)
+
+    def _of_completed(self, seconds: FloatArray) -> FloatArray:
+        """Milliseconds of completed requests; NaN for the others."""
+        seconds[~self.completed] = np.nan
+        seconds *= 1e3
+        return seconds
+
+    @property
+    def measured(self) -> RequestRecords:
+        """Records without those of the warm-up."""
+        return self if self.warm_up is None else self.take(~self.warm_up)
+
+    def take(self, rows: IntArray | BoolArray) -> RequestRecords:
+        """Records of the chosen rows."""
+        columns: dict[str, Any] = {name: values[rows] for name, values in self.columns().items()}
+        return RequestRecords(**columns)
+
     def columns(self) -> dict[str, NDArray[np.generic]]:
         """Column name to array, in declaration order."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: values for name, values in columns.items() if values is not None}
 
     def head(self, rows: int = 5) -> Table:
         """Records of the first ``rows`` requests."""
@@ -205,6 +250,33 @@ class HostCacheReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReport:
+    """A store behind the prefix caches: its size, and what was found in it and copied, over all replicas."""
+
+    name: str
+    medium: str
+    num_blocks: int
+    """KV blocks of each replica; of the fleet if replicas share the store."""
+    peak_blocks: Count
+    """Maximum of the peak blocks in use over the stores of this name."""
+    hit_tokens: Count | None
+    """Prompt tokens copied from here, part of ``prefix_hit_tokens``; None without a prefix cache."""
+    hit_rate: float | None
+    written_blocks: Count
+    read_blocks: Count
+    written_bytes: float
+    read_bytes: float
+    bytes: float
+    """Size of all blocks."""
+    peak_bytes: float
+    """Size of ``peak_blocks``."""
+    read_busy: float | None
+    """Share of the run in which the lanes towards the chips carry copies; 1 also where copies outlast the run."""
+    write_busy: float | None
+    """As ``read_busy``, of the other direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheReport:
     """KV capacity of one replica and how it was used; blocks and bytes per replica, maxima over replicas.
 
@@ -228,8 +300,16 @@ class KvCacheReport:
     prefix_hit_tokens: Count | None
     """Prompt tokens found in the prefix cache; None if no prefix cache is modelled."""
     prefix_hit_rate: float | None = None
+    hit_rate_by_tier: dict[str, float | None] | None = field(default=None, metadata=LEFT_OUT)
+    """Shares of prompt tokens by the memory that they came from: ``device``, then each store by its name."""
+    hit_rate_over_time: dict[str, list[float | None]] | None = field(default=None, metadata=LEFT_OUT)
+    """The same in equal parts of the run up to ``until_s``, by the start of each prompt; None without stores."""
     host: HostCacheReport | None = field(default=None, metadata=LEFT_OUT)
     """Host memory behind the prefix cache; None if evicted blocks are lost."""
+    stores: tuple[StoreReport, ...] | None = field(default=None, metadata=LEFT_OUT)
+    """Stores of ``engine.kv_stores`` and ``kv_store``, in order; None without them."""
+    lane_bytes: dict[str, float] | None = field(default=None, metadata=LEFT_OUT)
+    """Bytes that each kind of lane carried; None without ``engine.kv_stores`` and ``kv_store``."""
     bytes_per_token: float
     """KV bytes of one token over all layers and chips of a replica (drafter included)."""
     weights_bytes: float

@@ -223,6 +223,8 @@ class ReplicaEndpoint(DueRequests):
         """Requests sent to the replica that have not ended."""
         self.prefix_cache: Callable[[], Any] = lambda: None
         """Returns the replica's current prefix cache, or None."""
+        self.scheduler: Callable[[], Any] = lambda: None
+        """Returns the replica's current scheduler."""
         self.wake: Callable[[float], None] = lambda at_s: None
         """Wakes an idle replica at the given time, in seconds."""
         self.down = False

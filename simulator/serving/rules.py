@@ -1,7 +1,7 @@
-"""Registry of schedulers, routing policies and admission rules, with the properties of each.
+"""Registry of schedulers, routing, admission and eviction policies, with the properties of each.
 
-A further one is a class and an entry here; ``register_scheduler``, ``register_routing`` and ``register_admission`` add
-one of your own, which a scenario may then name.
+A further one is a class and an entry here; ``register_scheduler``, ``register_routing``, ``register_admission``
+and ``register_eviction`` add one of your own, which a scenario may then name.
 """
 
 from __future__ import annotations
@@ -69,8 +69,34 @@ ROUTING: dict[str, str | Callable[..., Any]] = {
     "least-outstanding": "simulator.serving.fleet.routing:LeastOutstanding",
     "prefix-aware": "simulator.serving.fleet.routing:PrefixAware",
     "kv-aware": "simulator.serving.fleet.routing:KvAware",
+    "scored": "simulator.serving.fleet.scored:Scored",
 }
 """Factories by name: each makes a ``Policy`` from a router's settings and a run's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRule:
+    """Properties of an eviction policy that a scenario's checks depend on."""
+
+    make: str | Callable[..., Any]
+    """Makes a policy from ``EvictionFacts``. A callable of your own, or the name of a class of the engine."""
+    retains: bool = False
+    """True if it keeps blocks for a number of seconds."""
+    by_session: bool = False
+    """True if it needs to know which requests wait for which."""
+    clairvoyant: bool = False
+    """True if it needs the order of all requests, from a reference run."""
+
+
+EVICTION: dict[str, EvictionRule] = {
+    "lru": EvictionRule("Eviction"),
+    "ttl": EvictionRule("TimeToLive", retains=True),
+    "pin": EvictionRule("PinUntilReturn", retains=True, by_session=True),
+    "session-aware": EvictionRule("SessionAware", by_session=True),
+    "largest-first": EvictionRule("LargestFirst"),
+    "smallest-first": EvictionRule("SmallestFirst"),
+    "belady": EvictionRule("Belady", clairvoyant=True),
+}
 ADMISSION: dict[str, str | Callable[..., Any]] = {
     "queue": "simulator.serving.fleet.router:QueueWhenFull",
     "refuse": "simulator.serving.fleet.router:RefuseWhenFull",
@@ -93,6 +119,11 @@ def register_admission(name: str, make: Callable[..., Any]) -> None:
     ADMISSION[name] = make
 
 
+def register_eviction(name: str, rule: EvictionRule) -> None:
+    """Register a custom eviction policy under a name for scenarios."""
+    EVICTION[name] = rule
+
+
 def made(make: str | Callable[..., Any], *arguments: Any) -> Any:
     """Call ``make`` with the arguments; a string ``module:name`` is imported first."""
     if not isinstance(make, str):
@@ -104,3 +135,4 @@ def made(make: str | Callable[..., Any], *arguments: Any) -> Any:
 SchedulerName = Annotated[str, OneOf(SCHEDULERS)]
 RoutingName = Annotated[str, OneOf(ROUTING)]
 AdmissionName = Annotated[str, OneOf(ADMISSION)]
+EvictionName = Annotated[str, OneOf(EVICTION)]

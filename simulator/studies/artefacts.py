@@ -16,7 +16,9 @@ from typing import Any
 import yaml
 
 from forerun.errors import ArgumentError, ForerunError, did_you_mean
+from simulator.launch.endpoint_picker import endpoint_picker_text
 from simulator.launch.tables import table
+from simulator.running.build import build_run
 from simulator.running.scenario import Scenario
 from simulator.speculation.methods import names_in
 from simulator.speculation.speculation_config import check_table
@@ -31,6 +33,7 @@ from simulator.studies.engine_flags import (
     quantisation,
     replica_command,
     replicas_remark,
+    stores_remark,
     trtllm_command,
 )
 from simulator.studies.templates import command_words, render, templates
@@ -70,7 +73,12 @@ def trtllm(scenario: Scenario) -> str:
         "cuda_graphs": {"enable_padding": True, "max_batch_size": engine.max_num_seqs} if engine.cuda_graphs else None,
         "speculation": _trtllm_speculation(scenario),
     }
-    remarks = [trtllm_command(scenario, "THIS_FILE"), *replicas_remark(scenario), *pools_remark(scenario)]
+    remarks = [
+        trtllm_command(scenario, "THIS_FILE"),
+        *replicas_remark(scenario),
+        *stores_remark(scenario),
+        *pools_remark(scenario),
+    ]
     if hardware.attention_data_parallel > 1 and hardware.tensor_parallel > 1:
         remarks.append("TensorRT-LLM's groups of attention have one chip each")
     quantisation(scenario, "trtllm", remarks)
@@ -173,6 +181,14 @@ def llm_d(scenario: Scenario) -> str:
     return _yaml("llm-d", scenario, values | sides, remarks)
 
 
+def endpoint_picker(scenario: Scenario) -> str:
+    """EndpointPickerConfig of llm-d, with the predicted prefill rate where the scenario has none."""
+    if scenario.engine.routing != "scored":
+        routing = scenario.engine.routing
+        raise ForerunError(f"emit: endpoint-picker: engine.routing {routing} is no rule of llm-d; choose scored")
+    return endpoint_picker_text(build_run(scenario).fleet.router).rstrip("\n")
+
+
 def keda(scenario: Scenario) -> str:
     """A KEDA ScaledObject on vLLM's metrics in Prometheus."""
     values = _scaler_values(scenario)
@@ -258,6 +274,7 @@ ARTEFACTS: dict[str, Callable[[Scenario], str]] = {
     "llama.cpp": llama_cpp,
     "dynamo": dynamo,
     "llm-d": llm_d,
+    "endpoint-picker": endpoint_picker,
     "keda": keda,
     "hpa": hpa,
     **{name: partial(benchmark, name) for name in CLIENTS},

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.document import Json
 from hwprofiles import dtype_bytes, load_chip
 from simulator.launch.tables import KV_ROLES, table
 from simulator.llm import load_architecture, published_repositories
@@ -94,9 +95,54 @@ def replica_command(engine: str, scenario: Scenario, role: str = "both") -> str:
         "chunk": fields.max_num_batched_tokens if fields.enable_chunked_prefill else -1,
         "kv_transfer": json.dumps(config) if role in KV_ROLES else None,
         "side": None if role == "both" else role,
+        **_stores(scenario, engine, role, remarks),
         **_speculation(scenario, engine, remarks),
     }
     return _line(command_words(engine, scenario, values), remarks, scenario)
+
+
+def _stores(scenario: Scenario, engine: str, role: str, remarks: list[str]) -> Json:
+    """Values of the flags of KV stores; adds a remark on stores without a flag.
+
+    vLLM's sizes are of all ranks, LMCache's (GiB) and SGLang's (GB) of each rank.
+    """
+    fields, chips = scenario.engine, scenario.hardware.chips_per_replica
+    media, stores = [store.medium for store in fields.kv_stores], {store.medium: store for store in fields.kv_stores}
+    per_chip = {medium: store.bytes / chips for medium, store in stores.items()}
+    values: Json = dict.fromkeys(("kv_offloading_gib", "hicache_gb", "hicache_policy", "hicache_storage"))
+    if fields.kv_offloading_bytes is not None:
+        per_chip = {"host": fields.kv_offloading_bytes}
+    fits = media in ([], ["host"], ["host", "disk"]) or (engine == "vllm" and media == ["disk"])
+    if not per_chip or not fits or (engine == "vllm" and role in KV_ROLES):
+        remarks += stores_remark(scenario)
+        return values
+    if scenario.kv_store is not None:
+        remarks += stores_remark(scenario.model_copy(update={"engine": type(fields)()}))
+    host = stores.get("host")
+    if engine == "sglang":
+        values["hicache_gb"] = max(1, round(per_chip["host"] / 1e9))
+        values["hicache_policy"] = "write_through" if host is not None and host.saves == "computed" else "write_back"
+        if "disk" in stores:
+            values["hicache_storage"] = "file"
+            remarks.append(f"no flag limits the disk to {stores['disk'].bytes / 1e9:,.0f} GB")
+        return values
+    if host is not None and host.saves == "evicted":
+        remarks.append("vLLM copies blocks to the host as they are computed")
+    if not stores:
+        values["kv_offloading_gib"] = per_chip["host"] * chips / 2**30
+    elif "disk" not in stores:
+        config = {"cpu_bytes_to_use": int(stores["host"].bytes)}
+        values["kv_transfer"] = _connector("OffloadingConnector", config)
+    else:
+        sizes: Json = {"lmcache.local_cpu": host is not None, "lmcache.local_disk": "file:///DISK/"}
+        names = {"host": "lmcache.max_local_cpu_size", "disk": "lmcache.max_local_disk_size"}
+        sizes |= {names[medium]: float(f"{size / 2**30:.6g}") for medium, size in per_chip.items()}
+        values["kv_transfer"] = _connector("LMCacheConnectorV1", sizes)
+    return values
+
+
+def _connector(name: str, config: Json) -> str:
+    return json.dumps({"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": config})
 
 
 def _speculation(scenario: Scenario, engine: str, remarks: list[str]) -> dict[str, Any]:
@@ -150,7 +196,7 @@ def sglang_counts(algorithm: str, depth: int, tokens: int) -> tuple[int | None, 
 def _llama_command(scenario: Scenario) -> str:
     engine, speculation = scenario.engine, scenario.speculation
     remarks = [f"a file of type {scenario.weights_dtype}"] if isinstance(scenario.weights_dtype, str) else []
-    remarks += pools_remark(scenario)
+    remarks += [*pools_remark(scenario), *stores_remark(scenario)]
     length = engine.max_model_len
     values: dict[str, Any] = {
         "checkpoint": checkpoint_name(scenario),
@@ -251,6 +297,17 @@ def _line(words: Sequence[str], remarks: Sequence[str], scenario: Scenario) -> s
 def pools_remark(scenario: Scenario) -> list[str]:
     """Remark on pools: a command or file of one engine describes none."""
     return [] if scenario.pools is None else ["the pools are left out (--emit dynamo writes them)"]
+
+
+def stores_remark(scenario: Scenario) -> list[str]:
+    """Remark on stores behind the prefix cache for which no flag is written."""
+    engine = scenario.engine
+    held = [f"{store.medium} {store.bytes / 1e9:,.0f} GB" for store in engine.kv_stores]
+    if engine.kv_offloading_bytes is not None:
+        held.append(f"host {engine.kv_offloading_bytes / 1e9:,.0f} GB a chip")
+    if scenario.kv_store is not None:
+        held.append(f"shared {scenario.kv_store.bytes / 1e9:,.0f} GB")
+    return [f"add the KV stores that this answer has: {', '.join(held)}"] if held else []
 
 
 def replicas_remark(scenario: Scenario) -> list[str]:

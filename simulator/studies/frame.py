@@ -216,6 +216,8 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
             except TypeError as error:
                 first, *named = shape.parameters
                 hint = f"by position goes '{first}' alone{', by name ' if named else ''}{', '.join(named)}"
+                if first == "scenarios" and len(args) > 1:
+                    hint = "several scenarios go in a list: fr.compare([first, second])"
                 raise ForerunError(f"fr.{function.__name__}: {error} ({hint})") from None
             given = tuple(bound.arguments)
             bound.apply_defaults()

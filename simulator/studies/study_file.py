@@ -258,8 +258,8 @@ def settings_name(settings: Settings) -> str:
 
 
 def short_names(paths: Iterable[str]) -> list[str]:
-    """Last words of dotted paths; whole paths if two paths have the same last word."""
-    words = {path: path.rsplit(".", 1)[-1] for path in paths}
+    """Last words of dotted paths, with the list before an index; whole paths if two have the same."""
+    words = {path: re.search(r"[^.]+(\.\d+(\..+)?)?$", path)[0] for path in paths}  # type: ignore[index]
     last = list(words.values())
     return [path if last.count(word) > 1 else word for path, word in words.items()]
 

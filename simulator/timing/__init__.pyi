@@ -50,5 +50,6 @@ from simulator.timing.work import causal_pairs as causal_pairs
 from simulator.timing.work import decode_step as decode_step
 from simulator.timing.work import decode_work as decode_work
 from simulator.timing.work import keys_read as keys_read
+from simulator.timing.work import sequence_work as sequence_work
 from simulator.timing.work import some_steps as some_steps
 from simulator.timing.work import usual_steps as usual_steps

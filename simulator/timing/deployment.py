@@ -492,7 +492,7 @@ class Deployment:
         """Weight bytes of the layers on ONE chip.
 
         Column and row tensors divide by TP, experts by all chips of the group (whole experts by EP, each expert by the
-        remaining chips), replicated tensors not at all.
+        remaining chips), replicated tensors not at all. Kernels of MXFP4 experts may need a padded hidden size.
         """
         architecture = self.architecture
         total = 0.0
@@ -503,6 +503,8 @@ class Deployment:
                 share = {"replicated": 1, "expert": self.group_chips}.get(tensor.split, self.tensor_parallel)
                 copies = self.expert_slots(tensor.copies) if tensor.split == "expert" else tensor.copies
                 elements = tensor.out_features * tensor.in_features * copies / share
+                if tensor.split == "expert" and self.weight_dtypes[tensor.part] == "mxfp4":
+                    elements *= self.framework.padded(architecture.hidden_size) / architecture.hidden_size
                 total += group.count * elements * dtype_bytes(self.weight_dtypes[tensor.part])
         return total
 

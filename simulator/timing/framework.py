@@ -42,9 +42,9 @@ class ElementwiseKernels(BaseModel):
 
 HOST_COSTS = (
     *("step_s", "per_sequence_s", "per_prompt_s", "rank_s", "overlapped_s", "overlapped_per_sequence_s"),
-    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s", "sink_launches"),
-    *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s"),
-    *("eager_sparse_s", "eager_recurrent_s"),
+    *("api_server_s", "api_server_work_s", "tokenisation_per_token_s", "streaming_s", "transfer_setup_s"),
+    *("eager_launch_s", "uncompiled_launch_s", "eager_experts_s", "eager_mxfp4_experts_s", "eager_latent_s"),
+    *("eager_sparse_s", "eager_recurrent_s", "sink_launches"),
     "reserved_bytes",
 )
 """Fields with host costs, which are not part of any kernel's price."""
@@ -52,10 +52,16 @@ HOST_COSTS = (
 
 WIDE = 4
 """Minimum tensor-parallel size at which SGLang captures larger graphs."""
+HOST_LOGITS = 128256
+"""Vocabulary of Llama 3, on which the host time per sequence of a chip (``Host.sequence_s``) was fitted."""
 
 
 NORMS = 2
 """Number of norms of a layer that ``kernels_per_layer`` includes."""
+SORTED_COPIES = 10.0
+"""Memory of logits that are sorted, in units of their fp32 form.
+
+Source: 5 GiB for 1,024 rows of 131,072 (vllm-project/vllm#33538)."""
 TILE = 32
 """Minimum rows of a product and of an activation sent to other chips, on chips with matrix tiles."""
 
@@ -75,6 +81,8 @@ class Framework(BaseModel):
     """Same host time for MXFP4 experts: a single call selects, runs and sums experts."""
     triton_experts: str | None = None
     """Release from which MXFP4 experts run in Triton's kernels on Hopper; earlier ones run in Marlin kernels."""
+    eager_latent_s: float = Field(default=0.0, ge=0)
+    """Host time outside captured graphs that latent attention (MLA) adds to a layer's launches."""
     eager_sparse_s: float = Field(default=0.0, ge=0)
     """Host time outside captured graphs of a layer with selective or compressed attention."""
     eager_recurrent_s: float = Field(default=0.0, ge=0)
@@ -93,6 +101,12 @@ class Framework(BaseModel):
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
     norms_in_reductions: bool = False
     """True if the all-reduce kernel also adds the residual and computes the following norm."""
+    logit_copies: float = Field(default=2.0, ge=0)
+    """Memory of the sampled logits in units of their fp32 form; more if the sampler sorts them."""
+    sorts_logits_until: str | None = None
+    """Release from which the sampler no longer sorts logits, which takes ``SORTED_COPIES`` of them."""
+    mxfp4_tile: int = Field(default=1, ge=0)
+    """Multiple to which the stored hidden size of MXFP4 experts is padded."""
     mxfp8_experts: bool = False
     """True if MXFP4 experts take activations in MXFP8, on chips that multiply 4-bit floats."""
     joins_index_keys: bool = False
@@ -131,6 +145,7 @@ class Framework(BaseModel):
     api_server_work_s: float = Field(default=0.0, ge=0)
     tokenisation_per_token_s: float = Field(default=0.0, ge=0)
     streaming_s: float = Field(default=0.0, ge=0)
+    transfer_setup_s: float = Field(default=0.0, ge=0)
     first_batch_s: dict[str, float] = Field(default_factory=dict)
     """Delay in seconds of a benchmark's first prompts, sent several at once, by chip vendor."""
     schedules_ahead: bool = False
@@ -169,6 +184,11 @@ class Framework(BaseModel):
     launches; 0 = as in captured graphs."""
     samples_on: Literal["host", "device"] = "host"
     """Sampling on host or device, for chips with host time per sequence for logits (``Host.sequence_s``)."""
+    device_logits: int = Field(default=0, ge=0)
+    """Maximum logits per chip that chips sample; 0 = no limit. The host samples all slots above it. A lone chip samples
+    in two parts."""
+    wide_attention: tuple[str, ...] = ()
+    """Beginnings of names of models whose attention and KV cache default to bf16, and their MLP to bfp8."""
     prefill_chunk_tokens: int = Field(default=0, ge=0)
     """Maximum prompt tokens whose activations are in memory at once; 0 = all tokens of a step."""
     max_kv_tokens: int = Field(default=0, ge=0)
@@ -235,8 +255,16 @@ class Framework(BaseModel):
             if isinstance(group.layer.mixer, SelectiveAttention | CompressedAttention)
         )
         recurrent = sum(g.count for g in architecture.layer_groups if isinstance(g.layer.mixer, Recurrent))
+        mixers = ((g.layer.mixer, g.count) for g in architecture.layer_groups)
+        latent = sum(count for mixer, count in mixers if isinstance(mixer, Attention) and mixer.kind == "mla")
         experts_s = self.eager_mxfp4_experts_s if experts == "mxfp4" else self.eager_experts_s
-        return dense + routed * experts_s + sparse * self.eager_sparse_s + recurrent * self.eager_recurrent_s
+        others = sparse * self.eager_sparse_s + recurrent * self.eager_recurrent_s + latent * self.eager_latent_s
+        return dense + routed * experts_s + others
+
+    def padded(self, hidden_size: int) -> int:
+        """Hidden size that MXFP4 experts are stored with."""
+        tile = max(1, self.mxfp4_tile)
+        return -(-hidden_size // tile) * tile
 
     def sinks_s(self, architecture: Architecture) -> float:
         """Host time outside captured graphs of attention with sinks, which a step in a graph cannot beat either."""
@@ -335,19 +363,22 @@ class Framework(BaseModel):
     def _default_sizes(self) -> list[int]:
         return [size for first, last, step in self.captured_sizes for size in range(first, last + 1, step)]
 
-    def on(self, chip: Chip, tensor_parallel: int = 1) -> Framework:
-        """Variant of the engine for chips whose software adds host time, with the graphs that fit in their memory."""
+    def on(self, chip: Chip, tensor_parallel: int = 1, vocabulary: int = HOST_LOGITS) -> Framework:
+        """Variant of the engine for chips whose software adds host time, with the graphs that fit in their memory.
+        Sampling on the host takes time in proportion to ``vocabulary``."""
         host, capacity = chip.host, chip.memory.capacity_bytes
         most = next((most for gib, *most in self.captured_by_memory if capacity < gib * (1 << 30)), None)
         sizes = self.captured_sizes
         if most is not None:
             limit = most[tensor_parallel >= WIDE]
             sizes = tuple((first, min(last, limit), step) for first, last, step in sizes if first <= limit)
-        sampled = host.sequence_s if self.samples_on == "host" else 0.0
+        wide = 0 < self.device_logits < vocabulary // (tensor_parallel if tensor_parallel > 1 else 2)
+        rows = "slots" if wide else self.host_rows
+        sampled = host.sequence_s * vocabulary / HOST_LOGITS if wide or self.samples_on == "host" else 0.0
         times = {"step_s": self.step_s + host.step_s, "per_sequence_s": self.per_sequence_s + sampled}
         if self.prompts == "sequential":
             times["eager_launch_s"] = self.eager_launch_s + host.launch_s
-        return self.model_copy(update={"captured_sizes": sizes, **times})
+        return self.model_copy(update={"captured_sizes": sizes, "host_rows": rows, **times})
 
 
 def expert_layers(architecture: Architecture) -> int:

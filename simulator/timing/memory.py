@@ -108,33 +108,38 @@ def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, 
 
     The residual stream, its norm, the attention input and output (4 x hidden) live together with the widest MLP's gate,
     up and product (3 x intermediate / TP; routed experts get the tokens of every attention group, over all chips of the
-    stage), or, without FlashAttention, with the scores of one layer (heads / TP x tokens x ``max_context``, fp32,
-    softmax in place), whichever is larger; logits, on the last pipeline stage, are stored in fp32 together with their
-    softmax. Limits apply to one attention group.
+    stage, and have an operand and an output of full width for each expert of a token), or, without FlashAttention, with
+    the scores of one layer (heads / TP x tokens x ``max_context``, fp32, softmax in place), whichever is larger.
+    Logits, on the last pipeline stage, are stored in fp32 together with their softmax, or with a sorted copy and its
+    64-bit order. Limits apply to one attention group.
 
     Source of the scores: llama.cpp reserves its compute buffer for a graph of a whole ubatch over a full cache
-    (``kq`` of ``build_attn_mha``; ``ggml_gallocr`` gives the softmax its operand's place).
+    (``kq`` of ``build_attn_mha``; ``ggml_gallocr`` gives the softmax its operand's place); of the experts: vLLM
+    v0.15, ``TritonExperts.workspace_shapes``.
     """
-    architecture = deployment.architecture
+    architecture, framework = deployment.architecture, deployment.framework
     widest = 0.0
     for group in architecture.layer_groups:
         mlp = group.layer.feed_forward
         if mlp is None:
             continue
+        rows = 0
         if isinstance(mlp, MoeMlp):
             width = mlp.experts_per_token * mlp.intermediate_size + mlp.shared_intermediate_size
+            rows = 2 * mlp.experts_per_token * architecture.hidden_size
         else:
             width = mlp.intermediate_size
-        widest = max(widest, width / deployment.tensor_parallel)
-    activations = 3 * widest * ACTIVATION_BYTES
+        widest = max(widest, 3 * width / deployment.tensor_parallel + rows)
+    activations = widest * ACTIVATION_BYTES
     if not deployment.kernels.flash:
         mixers = [group.layer.mixer for group in architecture.layer_groups]
         heads = max((mixer.heads for mixer in mixers if mixer and not isinstance(mixer, Recurrent)), default=0)
         activations = max(activations, SCORE_BYTES * max_context * heads / deployment.tensor_parallel)
-    at_once = min(max_tokens, deployment.framework.prefill_chunk_tokens or max_tokens)
+    at_once = min(max_tokens, framework.prefill_chunk_tokens or max_tokens)
     stream = at_once * (4 * architecture.hidden_size * ACTIVATION_BYTES + activations)
-    logits = 2 * (max_sampled if deployment.last_stage else 0) * architecture.vocab_size * LOGIT_BYTES
-    return stream + logits + deployment.framework.reserved_bytes
+    sampled = max_sampled if deployment.last_stage else 0
+    logits = framework.logit_copies * sampled * architecture.vocab_size * LOGIT_BYTES
+    return stream + logits + framework.reserved_bytes
 
 
 def fit_separate_processes(

@@ -292,6 +292,55 @@ def expanded(work: StepWork[Num], windows: tuple[int | None, ...]) -> StepWork[N
     return work._replace(decode_seqs=rows, query_len=0 * work.query_len + 1, decode_kv_tokens=tuple(keys), trimmed=0)
 
 
+def sequence_work(
+    windows: tuple[int | None, ...],
+    prefill: Sequence[tuple[int, int]],
+    decode: Sequence[int],
+    query_len: int = 1,
+    sampled: int | None = None,
+    longest: int = 0,
+) -> StepWork[int]:
+    """Work of one step, from its prompt chunks and its decoding sequences.
+
+    Args:
+        windows: attention windows of the model; None is full attention.
+        prefill: tokens to compute and tokens in the KV cache of each chunk.
+        decode: tokens in the KV cache of each decoding sequence, before the step.
+        query_len: tokens that each decoding sequence computes.
+        sampled: number of chunks, the first ones, that complete their prompt; default: all.
+        longest: number of longest sequences that the step's time depends on (``tracked_longest``).
+
+    >>> work = sequence_work((None, 128), [(4, 6)], [1000, 10], 2)
+    >>> work.prefill_pairs, work.decode_kv_tokens
+    ((34, 34), (1014, 141))
+    """
+    done = len(prefill) if sampled is None else sampled
+    decoded, seqs = sum(decode) + len(decode) * query_len, len(decode)
+    work = decode_work(
+        seqs,
+        query_len,
+        tuple(
+            decoded if w is None else sum(keys_read(one + query_len, query_len, w) for one in decode) for w in windows
+        ),
+    )
+    if longest and seqs:
+        contexts = sorted(decode, reverse=True)[:longest]
+        tail = (len(contexts) * contexts[0] - sum(contexts)) / len(contexts)
+        work = work._replace(longest_kv=contexts[0] + query_len, tail_kv=tail)
+    if not prefill:
+        return work
+    return work._replace(
+        prefill_seqs=len(prefill),
+        prefill_tokens=sum(new for new, _ in prefill),
+        prefill_pairs=tuple(sum(causal_pairs(new, cached, w) for new, cached in prefill) for w in windows),
+        prefill_kv_tokens=tuple(sum(keys_read(new + cached, new, w) for new, cached in prefill) for w in windows),
+        sampled_prefills=done,
+        sampled_kv_tokens=tuple(
+            sum(keys_read(new + cached + 1, 1, w) for new, cached in prefill[:done]) for w in windows
+        ),
+    )
+
+
 USUAL_BATCH, USUAL_TOKENS = 32, 1024
 """Number of sequences in a typical step, and context tokens of each sequence."""
 

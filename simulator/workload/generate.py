@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,14 @@ from forerun.errors import ForerunError
 from forerun.recent import RecentResults
 from forerun.types import LONGEST_S
 from simulator.workload.memory import refuse_if_larger_than_memory
-from simulator.workload.workload_config import ArrivalsConfig, LengthConfig, SessionsConfig, WorkloadConfig
+from simulator.workload.workload_config import (
+    ArrivalsConfig,
+    LengthConfig,
+    SessionsConfig,
+    SharedPrefixesConfig,
+    WarmUpConfig,
+    WorkloadConfig,
+)
 from traces import PrefixHashes, RequestTable
 
 SESSION_DRAWS = 4096
@@ -29,6 +37,17 @@ LARGE_FILE = 100 << 20
 FIRST_ROWS = 1000
 MOST_CUT = 0.9
 """Share of a lognormal mean below which a note reports the mean after the cut at ``max``."""
+
+
+class LoadStages(NamedTuple):
+    """Stages of a load test, one after the other."""
+
+    of: IntArray
+    """Number of the stage of each request, from 0."""
+    begin_s: FloatArray
+    """Begin of each stage if it does not wait for the stage before."""
+    drain_s: float | None
+    """Seconds from the end of a stage's last request to the next stage, whatever ``begin_s``; None: no waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,11 @@ class RequestStream:
     guessed_at: float = 1.0
     """Share of a turn's duration after which its tool call is guessed."""
 
+    stages: LoadStages | None = None
+    """Stages of a load test; None without. ``arrival_s`` are the times if no stage waits for another."""
+    warm_up: BoolArray | None = None
+    """True for requests left out of the run's figures; None if all count."""
+
     def overlap_s(self, waiting: int | IntArray, turn_s: float | FloatArray) -> float | FloatArray:
         """Seconds by which guessed tools before some requests overlap the turns of ``turn_s`` seconds."""
         assert self.think_s is not None
@@ -68,6 +92,11 @@ class RequestStream:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def times_depend(self) -> bool:
+        """True if some requests arrive when others have ended, in an open loop."""
+        return self.follows is not None or (self.stages is not None and self.stages.drain_s is not None)
 
     @property
     def stays_in_step(self) -> bool:
@@ -98,6 +127,8 @@ def generate_requests(workload: WorkloadConfig, seed: int) -> RequestStream:
             raise ForerunError("workload.speculative_tools: no request waits for another here; remove it")
         guessed = np.random.default_rng([seed, 0x7001]).random(len(stream)) < tools.hit_rate
         stream = replace(stream, guessed=guessed, guessed_at=tools.guessed_at)
+    if workload.warm_up is not None:
+        stream = replace(stream, warm_up=_warm_up(workload.warm_up, stream))
     if len(stream) and not stream.arrival_s[-1] <= LONGEST_S:
         raise ForerunError(
             f"workload.arrivals: the last request would arrive after {stream.arrival_s[-1]:.3g} s; a run may last "
@@ -116,20 +147,104 @@ def _generate(workload: WorkloadConfig, seed: int) -> RequestStream:
     arrivals_rng, input_rng, output_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
     if workload.trace is not None:
         return _from_trace(workload, workload.trace, arrivals_rng)
-    assert workload.arrivals is not None
+    arrivals = workload.arrivals
+    assert arrivals is not None
     assert workload.num_requests is not None
-    assert workload.input_tokens is not None
     assert workload.output_tokens is not None
     count = workload.num_requests
     refuse_if_larger_than_memory(count * BYTES_PER_REQUEST, f"workload.num_requests: {count} requests")
     if workload.sessions is not None:
         return _sessions(workload, workload.sessions, count, seed)
+    if arrivals.stages is None:
+        arrival_s, stages, place = arrival_times(arrivals, count, arrivals_rng), None, np.arange(count)
+    else:
+        arrival_s, stages, place = _stages(arrivals, count, arrivals_rng)
+    output_tokens = draw_lengths(workload.output_tokens, count, output_rng)
+    if workload.shared_prefixes is not None:
+        input_tokens, hashes = _shared_prefixes(workload.shared_prefixes, place, output_tokens, input_rng)
+    else:
+        assert workload.input_tokens is not None
+        input_tokens, hashes = draw_lengths(workload.input_tokens, count, input_rng), None
     return RequestStream(
-        arrival_s=arrival_times(workload.arrivals, count, arrivals_rng),
-        input_tokens=draw_lengths(workload.input_tokens, count, input_rng),
-        output_tokens=draw_lengths(workload.output_tokens, count, output_rng),
-        max_concurrency=workload.arrivals.max_concurrency,
+        arrival_s=arrival_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        max_concurrency=arrivals.max_concurrency,
+        prefix_hashes=hashes,
+        answers_hashed=hashes is not None,
+        stages=stages,
     )
+
+
+def _stages(arrivals: ArrivalsConfig, most: int, rng: np.random.Generator) -> tuple[FloatArray, LoadStages, IntArray]:
+    """Arrival times of a load test's first ``most`` requests, its stages, and the place of each request in its stage.
+
+    The arrivals of a stage divide its seconds as gaps of the process divide their sum; Poisson arrivals are then
+    uniformly distributed over the stage, as they are for a known number of arrivals.
+    """
+    assert arrivals.stages is not None
+    counts = np.array(arrivals.stage_requests)
+    seconds = np.array([stage.seconds for stage in arrivals.stages])
+    begin_s = np.cumsum(seconds) - seconds
+    times = []
+    for stage, count, start_s in zip(arrivals.stages, counts.tolist(), begin_s, strict=True):
+        if arrivals.process == "constant":
+            own_s = np.arange(count) / stage.rate
+        else:
+            gaps = rng.gamma(arrivals.burstiness or 1.0, 1.0, count + 1)
+            own_s = np.cumsum(gaps[:count]) * (stage.seconds / max(gaps.sum(), np.finfo(float).tiny))
+        times.append(start_s + own_s)
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    drain_s = None if arrivals.drain is False else 0.0 if arrivals.drain is True else arrivals.drain
+    stages = LoadStages(np.repeat(np.arange(len(counts)), counts)[:most], begin_s, drain_s)
+    return np.concatenate(times)[:most], stages, place[:most]
+
+
+def _shared_prefixes(
+    shared: SharedPrefixesConfig, place: IntArray, output_tokens: IntArray, rng: np.random.Generator
+) -> tuple[IntArray, PrefixHashes]:
+    """Prompt lengths and prefix hashes of requests that send the prompts of all groups in one shuffled order.
+
+    Source: inference-perf, its shared-prefix data generator and load generator (August 2026).
+    """
+    prompts, per_block = shared.groups * shared.prompts, shared.block_tokens
+    refuse_if_larger_than_memory(prompts * BYTES_PER_REQUEST, f"workload.shared_prefixes: {prompts} prompts")
+    system = draw_lengths(shared.system_tokens, shared.groups, rng)
+    question = draw_lengths(shared.question_tokens, prompts, rng)
+    prompt = rng.permutation(prompts)[place % prompts]
+    group = prompt // shared.prompts
+    input_tokens = system[group] + question[prompt]
+    blocks = (input_tokens + output_tokens - 1) // per_block
+    refuse_if_larger_than_memory(
+        int(blocks.sum()) * BYTES_PER_HASH,
+        f"workload.shared_prefixes: {blocks.sum()} prefix hashes of {per_block} tokens (shared_prefixes.block_tokens)",
+    )
+    offsets = np.concatenate([[0], np.cumsum(blocks)])
+    owner = np.repeat(np.arange(len(place)), blocks)
+    position = np.arange(offsets[-1]) - offsets[owner]
+    of_group, of_prompt = int(system.max()) // per_block + 1, int((system.max() + question.max()) // per_block) + 1
+    first_prompt = shared.groups * of_group
+    first_answer = first_prompt + prompts * of_prompt
+    ids = np.where(
+        position < system[group[owner]] // per_block,
+        group[owner] * of_group + position,
+        np.where(
+            position < input_tokens[owner] // per_block,
+            first_prompt + prompt[owner] * of_prompt + position,
+            first_answer + np.arange(offsets[-1]),
+        ),
+    )
+    return input_tokens, PrefixHashes(offsets, ids, per_block)
+
+
+def _warm_up(warm_up: WarmUpConfig, stream: RequestStream) -> BoolArray:
+    """True for the requests of a warm-up."""
+    if warm_up.requests is not None:
+        return np.arange(len(stream)) < warm_up.requests
+    if warm_up.seconds is not None:
+        return np.asarray(stream.arrival_s < warm_up.seconds)
+    assert stream.stages is not None
+    return np.asarray(stream.stages.of < (warm_up.stages or 0))
 
 
 def _priorities(priorities: tuple[int, ...], stream: RequestStream, seed: int) -> IntArray:

@@ -12,9 +12,10 @@ from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds
 
 LARGEST_MEAN = 1e9
 LARGEST_CV = 1e3
-IMPLIED = {"max_concurrency": "closed-loop", "burstiness": "gamma", "request_rate": "poisson"}
+IMPLIED = {"max_concurrency": "closed-loop", "burstiness": "gamma", "request_rate": "poisson", "stages": "poisson"}
 """Arrival process implied by a field if ``process`` is not set; the first field that is set decides."""
 NonEmptyTokens = Annotated[list[PositiveInt], Field(min_length=1)]
+NonNegativeSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 RatePoint = Annotated[tuple[float, float], Field(strict=False)]
 
 
@@ -24,18 +25,28 @@ def _pairs(points: object) -> object:
     raise ValueError("a list of points [seconds, factor on request_rate] expected, such as [[0, 0.5], [3600, 2]]")
 
 
+class StageConfig(Section):
+    """A part of a load test with its own arrival rate."""
+
+    rate: PositiveFloat
+    """Mean arrival rate, requests per second."""
+    seconds: PositiveSeconds
+    """Time over which the requests arrive; ``rate * seconds`` of them, rounded down."""
+
+
 class ArrivalsConfig(Section):
     """Arrival process of requests.
 
     ``poisson``, ``gamma`` and ``constant`` need ``request_rate``; ``burst`` sends everything at time 0;
-    ``closed-loop`` keeps ``max_concurrency`` requests outstanding; ``trace`` replays the trace's own times.
+    ``closed-loop`` keeps ``max_concurrency`` requests outstanding; ``trace`` replays the trace's own times. ``stages``
+    stand in the place of ``request_rate``.
     """
 
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required"))  # `process` may be implied
 
     process: Literal["poisson", "gamma", "constant", "burst", "closed-loop", "trace"]
     """Arrival process; default: ``closed-loop`` if ``max_concurrency`` is set, else ``gamma`` if ``burstiness`` is set,
-    else ``poisson`` if ``request_rate`` is set."""
+    else ``poisson`` if ``request_rate`` or ``stages`` is set."""
     request_rate: PositiveFloat | None = None
     """Mean arrival rate, requests per second."""
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
@@ -45,6 +56,11 @@ class ArrivalsConfig(Section):
     profile: Annotated[tuple[RatePoint, ...], Field(strict=False), BeforeValidator(_pairs)] | None = None
     """Rate over time: (seconds, factor on ``request_rate``) points from 0 on, linearly interpolated and repeated
     after the last point."""
+    stages: Annotated[tuple[StageConfig, ...], Field(strict=False, min_length=1)] | None = None
+    """Load test in stages of one rate each, as inference-perf runs them. Results hold the figures of every stage."""
+    drain: bool | NonNegativeSeconds = False
+    """True: a stage begins when all requests of the stage before have ended (inference-perf); a number: that many
+    seconds later. Default: it begins when the ``seconds`` of the stage before are over."""
     rate_scale: PositiveFloat = 1.0
     """Speed factor of the replay of trace arrivals; 2 = twice as fast."""
 
@@ -68,12 +84,23 @@ class ArrivalsConfig(Section):
             "constant": {"request_rate"},
             "closed-loop": {"max_concurrency"},
         }.get(self.process, set())
-        fields = ("request_rate", "burstiness", "max_concurrency")
+        if self.stages is not None and "request_rate" in wanted:
+            wanted = wanted - {"request_rate"} | {"stages"}
+        fields = ("request_rate", "burstiness", "max_concurrency", "stages")
         _check_fields(self, f"process '{self.process}'", fields, wanted, wanted)
+        if self.drain is not False and self.stages is None:
+            raise ValueError("drain is about stages; remove it, or give stages")
+        if self.stages is not None and not sum(self.stage_requests):
+            raise ValueError("stages: none of them lasts until its first request; raise seconds or rate")
         if self.rate_scale != 1.0 and self.process != "trace":
             instead = " and set request_rate instead" if "request_rate" in wanted else ""
             raise ValueError(f"process '{self.process}' has no use for rate_scale; remove it{instead}")
         return self
+
+    @property
+    def stage_requests(self) -> list[int]:
+        """Requests of each stage."""
+        return [int(stage.rate * stage.seconds + 1e-9) for stage in self.stages or ()]
 
 
 def _check_fields(section: Section, kind: str, fields: Sequence[str], needed: set[str], allowed: set[str]) -> None:
@@ -152,6 +179,42 @@ class SessionsConfig(Section):
     """Tokens per prefix hash; a multiple of ``engine.block_size``."""
 
 
+class SharedPrefixesConfig(Section):
+    """Groups of prompts that begin with the same system prompt, as inference-perf's ``shared_prefix`` makes them.
+
+    All prompts of all groups are sent in one shuffled order. Every stage begins with its first prompt, and a stage with
+    more requests than there are prompts sends them again.
+    """
+
+    groups: PositiveInt
+    """Number of different system prompts."""
+    prompts: PositiveInt
+    """Prompts of each group, with different questions."""
+    system_tokens: PositiveInt | LengthConfig
+    """Tokens of a system prompt: a number for every group, or a distribution."""
+    question_tokens: PositiveInt | LengthConfig
+    """Tokens of a question, after the system prompt."""
+    block_tokens: PositiveInt = 16
+    """Tokens per prefix hash; a multiple of ``engine.block_size``."""
+
+
+class WarmUpConfig(Section):
+    """First part of a run, which is served and left out of its latencies and rates; one of the fields."""
+
+    requests: PositiveInt | None = None
+    """Number of first requests."""
+    seconds: PositiveSeconds | None = None
+    """Requests that arrive within this time."""
+    stages: PositiveInt | None = None
+    """Number of first stages of ``arrivals.stages``."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> WarmUpConfig:
+        if sum(value is not None for value in (self.requests, self.seconds, self.stages)) != 1:
+            raise ValueError("give one of requests, seconds, stages")
+        return self
+
+
 class SpeculativeToolsConfig(Section):
     """Tool calls guessed before the turn that requests them has ended, for requests that wait for predecessors.
 
@@ -195,6 +258,11 @@ class WorkloadConfig(Section):
     priority``. Default: 0 for all."""
     sessions: SessionsConfig | None = None
     """Conversations of several turns; default: independent requests."""
+    shared_prefixes: SharedPrefixesConfig | None = None
+    """Prompts in groups that share a system prompt, in place of ``input_tokens``; ``num_requests`` is by default what
+    the stages send, else each prompt once."""
+    warm_up: WarmUpConfig | None = None
+    """Requests left out of latencies and rates, such as ``{requests: 200}``; default: none."""
     speculative_tools: SpeculativeToolsConfig | None = None
     """Tool calls that start before the turn that requests them has ended; default: none."""
     trace: str | None = None
@@ -211,7 +279,9 @@ class WorkloadConfig(Section):
     def open_loop(self) -> bool:
         """True if arrival times do not depend on the engine."""
         arrivals = self.arrivals
-        return self.sessions is None and (arrivals is None or arrivals.process not in ("burst", "closed-loop"))
+        if arrivals is not None and (arrivals.process in ("burst", "closed-loop") or arrivals.drain is not False):
+            return False
+        return self.sessions is None
 
     @property
     def rate_unit(self) -> str:
@@ -221,6 +291,7 @@ class WorkloadConfig(Section):
     def random(self) -> bool:
         """True if any part of the requests is random: arrivals, lengths, sessions, priorities."""
         drawn = self.arrivals is not None and self.arrivals.process in ("poisson", "gamma")
+        drawn = drawn or self.shared_prefixes is not None
         lengths = (self.input_tokens, self.output_tokens) if self.trace is None else ()
         drawn = drawn or any(isinstance(one, LengthConfig) and one.distribution != "constant" for one in lengths)
         return drawn or any(one is not None for one in (self.sessions, self.priorities, self.speculative_tools))
@@ -231,8 +302,13 @@ class WorkloadConfig(Section):
             raise ValueError("priorities: must not be empty; leave it out, or give whole numbers")
         if self.trace is None and self.sessions is None and self.speculative_tools is not None:
             raise ValueError("speculative_tools goes with sessions, or with a trace whose requests wait for each other")
+        stages = None if self.arrivals is None else self.arrivals.stages
+        if stages is not None and (self.trace is not None or self.sessions is not None):
+            raise ValueError("arrivals.stages go with neither a trace nor sessions; set arrivals.request_rate instead")
+        if self.warm_up is not None and self.warm_up.stages is not None and self.warm_up.stages >= len(stages or ()):
+            raise ValueError("warm_up.stages: must be fewer than the arrivals.stages")
         if self.trace is not None:
-            for name in ("input_tokens", "output_tokens", "sessions"):
+            for name in ("input_tokens", "output_tokens", "sessions", "shared_prefixes"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} comes from the trace; remove one of the two (--set workload='{{trace: {self.trace}}}' "
@@ -242,7 +318,13 @@ class WorkloadConfig(Section):
         for name in ("format", "columns", "on_error", "skip_requests"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} is about a trace and there is none; remove it, or give trace")
-        for name in ("arrivals", "input_tokens", "output_tokens", "num_requests"):
+        self._implied_requests()
+        prompts = "input_tokens" if self.shared_prefixes is None else "shared_prefixes"
+        if self.shared_prefixes is not None:
+            for name in ("input_tokens", "sessions"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} and shared_prefixes both describe the prompts; remove one of the two")
+        for name in ("arrivals", prompts, "output_tokens", "num_requests"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is missing (needed unless trace is given)")
         if self.arrivals is not None and self.arrivals.process == "trace":
@@ -250,3 +332,14 @@ class WorkloadConfig(Section):
         if self.sessions is not None and self.arrivals is not None and self.arrivals.process == "closed-loop":
             raise ValueError("sessions cannot be combined with closed-loop arrivals; choose another arrivals.process")
         return self
+
+    def _implied_requests(self) -> None:
+        """Set ``num_requests`` to what stages or shared prefixes imply, and check a number that is given."""
+        shared, stages = self.shared_prefixes, None if self.arrivals is None else self.arrivals.stages
+        implied = None if shared is None else shared.groups * shared.prompts
+        if self.arrivals is not None and stages is not None:
+            implied = sum(self.arrivals.stage_requests)
+            if self.num_requests is not None and self.num_requests > implied:
+                raise ValueError(f"num_requests {self.num_requests}: the stages send {implied}; leave it out")
+        if self.num_requests is None:
+            self.__dict__["num_requests"] = implied

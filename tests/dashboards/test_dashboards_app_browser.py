@@ -16,11 +16,15 @@ CUT_CAPTIONS = """[...document.querySelectorAll('.figure .gtitle')].filter(e => 
     e.getBoundingClientRect().right > e.closest('.figure').getBoundingClientRect().right + 1).map(e => e.textContent)"""
 SHOWN = "[...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent && !e.closest('.wide'))"
 DRAWN_WIDTHS = f"{SHOWN}.map(e => e._fullLayout.width)"
+SHOWN_SHARE = f"Math.min(1, ...{SHOWN}.map(e => e._fullLayout._size.w / e.clientWidth))"
+"""Smallest share of a figure's width that its axes take; the rest is names and margins."""
 SETTLED = f"() => {SHOWN}.every(e => Math.abs(e._fullLayout.width - e.clientWidth) < 2)"
 """Figures have been drawn anew in the room that the window leaves them."""
 PAPER = """paper => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.offsetParent)
     .every(e => e._fullLayout.paper_bgcolor == paper)"""
 PAPERS = {"light": "#ffffff", "dark": "#161b22"}
+TALLEST_ON_A_PHONE = {"replay": 4000}
+"""Height of a page in pixels at the width of a phone."""
 LOOKS = {"dark": (390,), "light": (1024, 1440)}
 """Widths in which a page is looked at in each scheme, as it was opened first."""
 PAGES = {
@@ -28,10 +32,11 @@ PAGES = {
     "what-if": 2,
     "traffic": 1,
     "capacity": 1,
+    "chips": 1,
     "speculation": 4,
     "attention": 6,
     "roofline": 1,
-    "runs": 5,
+    "runs": 6,
     "replay": 1,
 }
 """Figures that each page draws as it opens."""
@@ -174,6 +179,9 @@ def test_every_page_opens_and_fits(browser, address, barriers_of, cut_tables):
             for width in widths:
                 visit.fits(width, f"{name}-{width}-{scheme}")
                 assert cut_tables(visit.page) == [], name
+                if width == 390:
+                    assert visit.page.evaluate(SHOWN_SHARE) > 0.7, name
+                    assert visit.page.evaluate("document.body.scrollHeight") < TALLEST_ON_A_PHONE.get(name, 8000)
             assert barriers_of(visit.page, colours_alone=scheme == "dark") == [], name
     for scheme in LOOKS:  # in the last width, in which the menu is seen
         visit.choose(scheme)
@@ -370,7 +378,7 @@ def test_benchmark_results_of_ones_own_are_learnt_from_and_removed(visit, result
 
 
 def test_run_explorer_shows_what_the_summary_says(visit, address):
-    visit.open("runs?run=first&others=second&request=7", 7)
+    visit.open("runs?run=first&others=second&request=7", 8)
     page = visit.page
     assert page.title() == "Runs \u00b7 Forerun"
     document = address[1].served.run("first").document
@@ -385,6 +393,31 @@ def test_run_explorer_shows_what_the_summary_says(visit, address):
     with page.expect_download() as report:
         page.get_by_role("button", name="Save the report").click()
     assert "plotly" in report.value.path().read_text().lower()
+
+
+def test_figures_over_time_share_crosshair_and_range_and_any_column_is_an_axis(visit, address):
+    visit.open("runs?run=first&across=arrival_s&up=e2el_ms", 6)
+    page, requests = visit.page, address[1].served.run("first").requests
+    assert visit.figure("columns")[0]["x"] == pytest.approx(list(requests["arrival_s"]), nan_ok=True)
+    ranges = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.layout.meta?.clock)
+        .map(e => [e, e._fullLayout.xaxis3 || e._fullLayout.xaxis])"""
+    page.wait_for_function(f"() => ({ranges})().length == 2")
+    graph = page.locator(".js-plotly-plot", has=page.locator("text=Over time")).first
+    graph.scroll_into_view_if_needed()
+    hovered = f"() => ({ranges})().every(([e]) => e._hoverdata && e._hoverdata.length)"
+    for move in range(120):  # a figure that is drawn again meanwhile forgets the pointer
+        graph.hover(position={"x": 300 + move % 40, "y": 200})
+        if page.evaluate(hovered):
+            break
+        page.wait_for_timeout(250)
+    assert page.evaluate(hovered)
+    page.evaluate(
+        f"() => {{ const [[e]] = ({ranges})(); Plotly.relayout(e, {{'xaxis3.range[0]': 2, 'xaxis3.range[1]': 9}}); }}"
+    )
+    page.wait_for_function(f"() => ({ranges})().every(([, axis]) => axis.range[0] == 2 && axis.range[1] == 9)")
+    visit.open("runs?run=first&across=run: output_throughput&up=run: p99_ttft_ms", 6)
+    page.wait_for_function("() => /one point a run, \\d+ runs/.test(document.body.innerText)")
+    assert {"first", "second"} <= {trace["name"] for trace in visit.figure("columns")}  # and runs of other tests
 
 
 def test_figures_can_be_saved(visit):

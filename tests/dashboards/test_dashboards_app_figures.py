@@ -205,3 +205,18 @@ def test_attention_map_holds_every_comparison():
     assert list(heat.x) == ["1K", "128K"]
     assert list(heat.y) == ["0.0%", "87.5%"]
     np.testing.assert_array_equal(heat.z, data.speedup)
+
+
+def test_chips_are_compared_without_a_plan():
+    pytest.importorskip("dash")
+    from dashboards.app.pages import chips
+
+    shown = chips.compute(None, {"model": "llama-3.1-405b", "prompt": 512, "output": 256, "dtype": "checkpoint",
+                                    "chips": ["mi300x", "b200-sxm", "l40s"]})  # fmt: skip
+    above, below = shown["curves"].data[0], shown["curves"].data[1]
+    assert (above.name, above.yaxis, below.yaxis) == ("mi300x TP8", "y", "y2")
+    assert list(above.x) == sorted(above.x, reverse=True), "more requests at once: each user gets less"
+    assert list(above.y) == sorted(above.y), "and the chip gives more"
+    usd = load_chip("mi300x").price.usd_per_hour
+    assert below.y[-1] == pytest.approx(usd / above.y[-1] / 3600 * 1e6)
+    assert "l40s: " in str(shown["basis"])

@@ -164,7 +164,16 @@ def test_sweep_ranks_fields_by_what_they_explain():
     data = studies.sweep_data(document)
     assert [panel.path for panel in data.panels] == ["hardware.chip", "engine.max_num_seqs"]
     assert data.best == 0
-    assert len(studies.sweep_figure(data).data) == 4
+    assert [[name for name, _ in panel.lines] for panel in data.panels] == [
+        ["max_num_seqs=1", "max_num_seqs=2"],
+        ["chip=h100-sxm", "chip=n150"],
+    ]
+    lines = [trace for trace in studies.sweep_figure(data).data if trace.mode == "lines" and trace.fill is None]
+    assert [list(line.y) for line in lines] == [[11.0, 101.0], [12.0, 102.0], [11.0, 12.0], [101.0, 102.0]]
+    importance = studies.importance_data(document)
+    assert [name for name, *_ in importance.bars] == ["chip", "max num seqs"]
+    assert sum(share for _, share, _ in importance.bars) == pytest.approx(100.0)
+    assert studies.importance_data(document | {"points": points[:2]}) is None
     text = study_markdown(SweepResult(document, "forerun sweep study.yaml"))
     assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")
 

@@ -8,8 +8,11 @@ import pytest
 
 import traces
 from dashboards.app.jobs import FIRST
-from dashboards.app.pages.capacity import _state_note
+from dashboards.app.page import Context
+from dashboards.app.pages.capacity import CHARTS, _state_note, compute
 from dashboards.app.plans import FIRST_ANSWER, PlanTask
+from dashboards.app.served import ServedFolders
+from forerun.document import json_text
 from simulator.studies.plan import command
 from simulator.workload.generate import generate_requests
 from simulator.workload.workload_config import WorkloadConfig
@@ -35,6 +38,27 @@ def test_only_a_log_is_planned_twice(rate, requests, tmp_path, monkeypatch):
 def test_a_plan_that_is_not_the_last_word_says_so(state, named):
     note = _state_note(state)
     assert (note is None) if named is None else note.className == named
+
+
+def test_a_first_answer_has_no_empty_plane_no_path_of_the_server_and_nothing_that_was_not_tried(tmp_path):
+    context = Context(ServedFolders.of([], tmp_path))
+    log = context.served.session / "logs" / "log.csv"
+    log.parent.mkdir(parents=True)
+    rows = "".join(f"{t / 2},{300 + t % 50},40\n" for t in range(1200))
+    log.write_text("timestamp,input_tokens,output_tokens\n" + rows)
+    data = {"model": "llama-3.1-8b", "hardware": {"chip": "h100-sxm"}, "workload": {"trace": str(log)}}
+    options = FIRST_ANSWER | {"vary": {"hardware.tensor_parallel": [1], "engine.max_num_batched_tokens": [2048]}}
+    result = command.plan(data, slo={"p99_ttft_ms": 1000, "p99_tpot_ms": 60}, **options)
+    folder = context.served.session / "plan"
+    folder.mkdir()
+    (folder / "plan.json").write_text(json_text(result.document))
+    chart = next(iter(CHARTS))
+    shown = compute(context, {"plan": "this session/plan", "chart": chart, "job": {"state": FIRST}})
+    assert shown["pareto"] is None
+    texts = str(shown)
+    assert "its busiest 1,000 requests" in texts
+    assert str(tmp_path) not in texts
+    assert "not tried" not in texts
 
 
 def test_a_log_is_read_once_whole_and_once_for_its_window(tmp_path, monkeypatch):

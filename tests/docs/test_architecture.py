@@ -23,7 +23,10 @@ def test_profiles_and_traces_import_the_shared_modules_alone():
 
 
 def test_studies_have_the_functions_that_are_named():
-    for module, names in ((plan_command, "`plan`, `thresholds`"), (tune_command, "`tune`, `tune_machine`")):
+    for module, names in (
+        (plan_command, "`plan`, `thresholds`"),
+        (tune_command, "`tune`, `tune_machine`, `tune_router`"),
+    ):
         declared = [
             name for name, one in vars(module).items() if isinstance(getattr(one, "declared", None), StudyCommand)
         ]

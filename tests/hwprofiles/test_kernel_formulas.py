@@ -298,6 +298,13 @@ def test_weight_only_and_quantised_gemm():
     assert large.flops / large.seconds <= 312e12
 
 
+@pytest.mark.parametrize(("chip", "most"), [("b200-sxm", 0.3), ("b300-sxm", 0.3), ("h100-sxm", 0.8)])
+def test_weight_only_kernels_are_synchronous_on_chips_newer_than_hopper(chip, most):
+    """Prompts of Qwen3.5-27B in NVFP4 run at a fifth of a B300's 16-bit peak (SGLang's cookbook, 0.5.16)."""
+    time = KernelLibrary(chip, "sglang").gemm(8192, 34816, 5120, "nvfp4a16")
+    assert 0.15 < time.flops / time.seconds / KernelLibrary(chip).chip.peak_flops("bf16") < most
+
+
 def test_no_work_takes_no_time():
     kernels = KernelLibrary("h100-sxm")
     assert kernels.gemm(0, 4096, 4096) == KernelTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -30,6 +30,12 @@ EXPERTS = ("dtype=bf16", "routing=balanced")
         ("h100-sxm", "moe/sglang/0.5.14/moe", "sglang", EXPERTS, 21),
         ("h100-sxm", "moe/trtllm/1.3.0rc20/moe", "trtllm", EXPERTS, 17),
         ("h100-sxm", "comm/vllm/0.24.0/custom_allreduce", "vllm", ("message_bytes<=8388608",), 10),
+        ("b200-sxm", "comm/nccl/2.29.2/nccl", "nccl", ("op=all_reduce",), 10),
+        ("b200-sxm", "comm/nccl/2.29.2/nccl", "nccl", ("op=all_to_all",), 11),
+        ("a100-sxm", "linear_attention/sglang/0.5.10/gdn", "sglang", ("op=elementwise",), 13),
+        ("b200-sxm", "moe/sglang/0.5.10/wideep_generation_moe", "sglang", (), 15),
+        ("b200-sxm", "moe/sglang/0.5.10/wideep_context_moe", "sglang", (), 13),
+        ("b200-sxm", "moe/trtllm/1.3.0rc10/wideep_moe", "trtllm", (), 16),
     ],
 )
 def test_held_out_shapes(shared_data, chip, table, library, where, limit):

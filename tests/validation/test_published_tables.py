@@ -164,6 +164,14 @@ def test_lengths_drawn_from_a_share_are_ranges(tmp_path):
     assert (run.input_tokens, run.output_tokens, run.unusable) == ((1, 1219), (1, 843), None), "means of 610 and 422"
 
 
+def test_answers_that_ended_early_are_a_range(tmp_path):
+    """AIPerf lets answers end: 1 + (29,256 - 94) / 39.6 = 737 of 1,024 tokens in the mean."""
+    stated = {"length_mode": "fixed", "input_len": "128", "output_len": "1024", "total_output_tokens": ""}
+    times = {"mean_ttft_ms": "93.8", "mean_tpot_ms": "39.6", "mean_e2el_ms": "29256.4"}
+    assert unified(tmp_path, tool="AIPerf", **stated, **times).output_tokens == (450, 1024)
+    assert unified(tmp_path, tool="vllm bench serve", **stated, **times).output_tokens == 1024
+
+
 def test_lengths_that_the_client_drew_are_known(tmp_path):
     """SGLang's client seeds its draw with 1: ten published runs of at most 1,000 tokens have 6,101 and 4,220 in all."""
     message = {"input_len": "1000", "output_len": "1000", "num_requests": "10", "length_mode": "uniform[1..len]"}

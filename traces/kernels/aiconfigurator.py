@@ -148,6 +148,8 @@ def _moe(frame: Frame) -> KernelTable:
     if frame.has("kernel_source"):
         plain = frame.texts("kernel_source").matching(lambda name: "nongated" in name)
         sizes["projections"] = np.where(plain, 2, 0)
+        if frame.has("op_name") and frame.texts("op_name").names == ("moe_context",):
+            texts["source"] = frame.texts("kernel_source").mapped(lambda name: f"{name}_context")
     return _table(frame, "moe", sizes, texts)
 
 
@@ -262,5 +264,5 @@ def _framework(frame: Frame) -> Words:
 
 
 def _table(frame: Frame, op: str | Words, sizes: dict[str, IntArray], texts: Texts) -> KernelTable:
-    named = {"library": _framework(frame), **texts, **frame.present(source="kernel_source")}
+    named = {"library": _framework(frame), **frame.present(source="kernel_source"), **texts}
     return frame.kernels(frame.floats("latency") * SECONDS["ms"], op, sizes, named, FORMAT)

@@ -186,6 +186,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         process, rate = _arrivals(cells)
         low = _SHARE.search(cells.text("length_mode") or "")
         share = float(low.group(1)) if low else 0.0 if _from_one(cells) else None
+        ends = _least_share(cells) if share is None else share
         measured = latencies_ms(cells, _KEYS)
         if "include" in (cells.text("tpot_definition") or "").lower():
             measured = {name: value for name, value in measured.items() if "_tpot_" not in name}
@@ -228,7 +229,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             request_rate=rate,
             max_concurrency=cells.count("max_concurrency") if process == "closed-loop" else None,
             input_tokens=_tokens(cells, "input", share),
-            output_tokens=_tokens(cells, "output", share) or (TT_DEMO_TOKENS if _tt_demo(cells) else None),
+            output_tokens=_tokens(cells, "output", ends) or (TT_DEMO_TOKENS if _tt_demo(cells) else None),
             num_requests=cells.count("max_concurrency") if static else cells.count("num_requests"),
             lengths=_drawn(cells),
             prefix_caching=prefix_caching_of(flags),
@@ -365,6 +366,19 @@ def _tokens(cells: Cells, kind: str, share: float | None) -> TokenCounts | None:
     return (max(1, int(value * share)), value)
 
 
+def _least_share(cells: Cells) -> float | None:
+    """Shortest answer as a share of the stated length, where some ended sooner; None if none did.
+
+    Source: AIPerf sends no ``ignore_eos``; the mean answer is 1 + (E2E latency - TTFT) / TPOT.
+    """
+    e2e, ttft, tpot = (cells.positive(f"mean_{name}_ms") for name in ("e2el", "ttft", "tpot"))
+    stated = cells.count("output_len")
+    if cells.text("tool") != "AIPerf" or e2e is None or ttft is None or tpot is None or stated is None:
+        return None
+    share = (1 + (e2e - ttft) / tpot) / stated
+    return max(0.0, 2 * share - 1) if share < 0.95 else None
+
+
 def _drawn(cells: Cells) -> tuple[IntArray, IntArray] | None:
     """Lengths of every prompt and answer, or None if the row does not determine them.
 
@@ -456,7 +470,7 @@ def _pools(cells: Cells) -> dict[str, Any] | None:
 
 
 def _fleet(cells: Cells, pools: dict[str, Any]) -> dict[str, object]:
-    """Settings of disaggregated workers. Under dynamo and TensorRT-LLM the decode worker sends every token."""
+    """Settings of disaggregated workers."""
     if cells.text("source") != "inferencex" or cells.text("framework") != "dynamo-trt":
         return {"pools": pools}
     hardware = pools["decode"]["hardware"]
@@ -464,7 +478,7 @@ def _fleet(cells: Cells, pools: dict[str, Any]) -> dict[str, object]:
     places = hardware["replicas"] * hardware.get("attention_data_parallel", 1)
     facts = (cells.text("gpu"), cells.text("weight_precision"), lengths, cells.text("spec_method") is not None)
     pools["decode"]["engine"] = {"max_num_seqs": decode_batch(*facts, places, cells.count("max_concurrency") or 1)}
-    return {"pools": pools, "kv_transfer.first_token": "decode"}
+    return {"pools": pools}
 
 
 def _unusable(cells: Cells) -> str | None:

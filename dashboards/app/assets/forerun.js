@@ -47,7 +47,7 @@
           return Object.assign({}, trace, { showscale: false, textfont: Object.assign({}, trace.textfont, { size: 9 }) });
         });
       }
-      window.forerunTitle(layout, figure);
+      window.forerunTitle(layout, figure, data);
       return [{ data: data, layout: layout }, {}];
     },
     heading: function (path, names) {

@@ -3,6 +3,7 @@
 from dashboards.app.pages import (
     attention_speculation,
     capacity,
+    chips,
     replay,
     roofline,
     run_explorer,
@@ -16,6 +17,7 @@ ANSWERS = (
     what_if.PAGE,
     traffic.PAGE,
     capacity.PAGE,
+    chips.PAGE,
     speculation.PAGE,
     attention_speculation.PAGE,
     roofline.PAGE,

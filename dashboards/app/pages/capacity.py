@@ -18,7 +18,16 @@ from dashboards.app.plans import FIRST_ANSWER, PlanTask
 from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import checked_size
 from dashboards.figures.load import hours_data, hours_figure
-from dashboards.figures.studies import AXIS_WORDS, PER_CHIP, PER_MILLION, PER_USER, pareto_data, pareto_figure
+from dashboards.figures.studies import (
+    AXIS_WORDS,
+    PER_CHIP,
+    PER_MILLION,
+    PER_USER,
+    chip_costs_data,
+    chip_costs_figure,
+    pareto_data,
+    pareto_figure,
+)
 from dashboards.study_report import COMMANDS
 from forerun.errors import ForerunError, did_you_mean
 from simulator.running.scenario import scenario_from
@@ -88,6 +97,7 @@ def compute(context: Context, values: Values) -> Shown:
     ]
     best = document["best"]
     points, by_hour = pareto_data(document, *CHARTS[values["chart"]]), hours_data(document)
+    costs = chip_costs_data(document)
     holding, *others = (table for table in result.tables() if table.name not in COMMANDS)
     return {
         "lead": [note, remark(result.conclusion)]
@@ -99,6 +109,7 @@ def compute(context: Context, values: Values) -> Shown:
         "basis": rests_on(document["basis"], notes),
         "pareto": pareto_figure(points) if points is not None else None,
         "hours": hours_figure(by_hour) if by_hour is not None else None,
+        "chips": chip_costs_figure(costs) if costs is not None else None,
     }
 
 
@@ -139,6 +150,7 @@ PAGE = Page(
     [
         job_panel,
         area("lead"),
+        figure_card("chips", 330, "Dollars a month of every chip, from best to worst case"),
         figure_card("pareto", 500, "Throughput per GPU, speed per user or cost of every layout, with the Pareto front"),
         figure_card("hours", 460, "Requests per second and replicas by the hour of the load"),
         *map(area, ("holding", "flags", "others", "basis")),
@@ -148,7 +160,7 @@ PAGE = Page(
             compute,
             ("plan", "chart"),
             ("lead", "holding", "flags", "others", "basis"),
-            ("pareto", "hours"),
+            ("chips", "pareto", "hours"),
             {"job": Input(job_id("capacity", "done"), "data")},
         )
     ],

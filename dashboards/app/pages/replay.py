@@ -13,7 +13,7 @@ from dashboards.app.controls import ChoiceField, Component, Values
 from dashboards.app.job_panel import job_panel
 from dashboards.app.jobs import Task
 from dashboards.app.page import Context, Page, Shown, Start, View, show_while
-from dashboards.app.parts import area, figure_card, remark, rests_on, side_by_side, table_stack, tiles
+from dashboards.app.parts import area, figure_card, fold, remark, rests_on, side_by_side, table_stack, tiles
 from dashboards.app.served import SAMPLE_CHIP, SAMPLE_TRACE, ServedFolders
 from dashboards.figures.replays import coverage_figure, errors_figure, scores_data, scores_figure
 from dashboards.recorded_errors import error_tables, error_tiles, errors_sentence, summary_table
@@ -74,7 +74,7 @@ def compute_record() -> Shown:
     return {
         "lead": remark(errors_sentence(rows)),
         "tiles": tiles(error_tiles(rows)),
-        "tables": table_stack((summary_table(rows), *error_tables(rows))),
+        "tables": [table_stack([summary_table(rows)]), fold("Every comparison", [table_stack(error_tables(rows))])],
         "basis": rests_on("measured", notes),
         "record": errors_figure(rows),
     }
@@ -191,7 +191,7 @@ PAGE = Page(
     [
         job_panel,
         *map(area, ("lead", "tiles")),
-        figure_card("record", 780, "Errors on record by what was predicted", wide=True),
+        figure_card("record", 1060, "Errors on record by what was predicted"),
         side_by_side(
             figure_card("parity", 560, "Predicted against measured seconds"),
             figure_card("errors", 560, "Distribution of errors by operation"),

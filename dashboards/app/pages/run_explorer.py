@@ -14,6 +14,7 @@ from dashboards.app.controls import ChoiceField, Component, Number, Several, Val
 from dashboards.app.job_panel import job_id, job_panel, job_part
 from dashboards.app.messages import sentence
 from dashboards.app.page import Context, Page, Shown, View
+from dashboards.app.served import ServedFolders
 from dashboards.app.uploads import UploadTask, uploaded_text
 from dashboards.figures import run as of_run
 from dashboards.figures.run import ComparisonData
@@ -26,6 +27,8 @@ from simulator.running.metrics.tables import more_run_tables, run_tables
 
 NAME = "runs"
 MOST_OTHERS = 17
+MOST_RUNS_SHOWN = 100
+"""Maximum runs of the served folders that are points of a figure."""
 NEIGHBOURS = 24
 """Number of requests shown around a chosen request."""
 
@@ -89,6 +92,22 @@ def compute_comparison(context: Context, values: Values) -> Shown:
     data = of_run.comparison_data({name: context.served.run(name) for name in names}, values["latency"])
     table = parts.table_panel(comparison_table(data))
     return {"changes": table, "change": of_run.change_figure(data), "curves": of_run.curves_figure(data)}
+
+
+def columns_of(served: ServedFolders) -> list[str]:
+    """Columns to choose as axes: those of the first run."""
+    label = next(iter(served.runs()), None)
+    return [] if label is None else of_run.column_names(served.run(label))
+
+
+def compute_columns(context: Context, values: Values) -> Shown:
+    """Any two columns of the run's requests, or of all runs, against each other."""
+    if not values["run"]:
+        return {}
+    served, axes = context.served, (values["across"], values["up"])
+    alone = not any(axis.startswith(of_run.OF_RUNS) for axis in axes)
+    names = (values["run"], *values["others"]) if alone else list(served.runs())[:MOST_RUNS_SHOWN]
+    return {"columns": of_run.columns_figure({name: served.run(name) for name in names}, *axes)}
 
 
 @lru_cache(maxsize=8)
@@ -210,6 +229,8 @@ PAGE = Page(
         Number("request", "Single request", high=1e8, says="its number in order of arrival; else the longest TTFT"),
         Several("others", "Compare with", options=lambda served: list(served.runs()), least=0, most=MOST_OTHERS),
         ChoiceField("latency", "Latency compared", options=("ttft", "tpot", "e2el")),
+        ChoiceField("across", "Any column across", options=columns_of, default="input_tokens"),
+        ChoiceField("up", "Any column up", options=columns_of, default="ttft_ms"),
         buttons,
     ],
     [
@@ -231,6 +252,8 @@ PAGE = Page(
             parts.figure_card("change", 420, "Change from the run to each other one"),
             parts.figure_card("curves", 420, "Latency in every run"),
         ),
+        parts.message_area("no-columns"),
+        parts.figure_card("columns", 460, "One column over another, a point for each request or run"),
         *map(parts.area, ("changes", "tables", "notes")),
     ],
     [
@@ -244,6 +267,7 @@ PAGE = Page(
             ("change", "curves"),
             message_at="no-others",
         ),
+        View(compute_columns, ("run", "others", "across", "up"), figures=("columns",), message_at="no-columns"),
     ],
     more=run_details,
 )

@@ -23,7 +23,7 @@ LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 3.0
 """Growth between quarters from which open work counts as growing without end. From the second to the fourth quarter of
 a run: requests, share of the arrivals in that time, and standard deviations of the number of running requests."""
 API_SERVER_BUSY = 0.9
-"""Share of a run from which the API server counts as what limits it."""
+"""Share of a run from which the API server counts as what limits it. A smaller one does if the engine is less busy."""
 EVIDENCE_WORDS = {
     "calibrated": "kernel times measured on this chip",
     "datasheet": "the chip's datasheet alone: no kernel of it was measured",
@@ -57,6 +57,8 @@ def load_section(requests: RequestRecords, workload: WorkloadConfig, api_server_
         last = first + len(requests) / turns / rate
     elif arrived is None:
         return unknown
+    if process is not None and process.stages is not None:  # a load test changes its rate
+        return Load({**unknown, "arrival_rate": arrived})
     done = bool(np.any(requests.finished_s > requests.arrival_s))
     least = max(LEAST_GROWTH, GROWTH_SHARE * len(requests) / turns / 2)
     growth, settled = _open_growth(requests, first, last, rising_s)
@@ -178,8 +180,10 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     what = ARRIVING[rate_unit(document["scenario"]["workload"])]
     if not summary["completed"]:
         text = "No request finished"
-    elif load["keeps_up"] is None:
+    elif load["keeps_up"] is None and (load["request_rate"] is None or what != "requests"):
         text = f"Serves {served} requests/s"
+    elif load["keeps_up"] is None:
+        text = f"Serves {served} of {arriving} requests/s{drawn}, in too short a run to tell whether it keeps up"
     elif load["keeps_up"]:
         text = f"Keeps up with {arriving} {what}/s{drawn}"
     else:
@@ -188,13 +192,25 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     if summary["failed"]:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound, busy = main_bottleneck(document["bottleneck"]), load["api_server_busy"] or 0.0
-    if busy >= API_SERVER_BUSY:
+    waits = not load["keeps_up"] and busy >= 0.5 and busy + (document["bottleneck"] or {}).get("idle", 0.0) > 1.0
+    if busy >= API_SERVER_BUSY or waits:  # busier than the engine
         text += f"; limited by the API server, busy {busy:.0%}: {api_server_remedy(document['scenario']['engine'])}"
     elif bound not in (None, "idle"):
         text += f"; limited by {bound}"
     if document["slo"] is not None:
         text += f"; {slo_words(document['slo'])}"
-    return f"{text}. Rests on {EVIDENCE_WORDS[document['basis']]}."
+    return f"{text}. {_latency_words(document)}Rests on {EVIDENCE_WORDS[document['basis']]}."
+
+
+def _latency_words(document: Mapping[str, Any]) -> str:
+    """Mean TPOT with its intervals in words, or mean TTFT of answers of one token."""
+    key = "mean_ttft_ms" if document["summary"]["mean_tpot_ms"] is None else "mean_tpot_ms"
+    likely, ends = document["likely"].get(key), document["intervals"].get(key)
+    if likely is None or ends is None:
+        return ""
+    words = " to ".join(number(end, 3) for end in likely), " to ".join(number(end, 3) for end in ends)
+    value = number(document["summary"][key], 3)
+    return f"{KIND_WORDS[key[5:9]]} {value} ms (likely {words[0]}; nine in ten {words[1]}). "
 
 
 def slo_words(slo: Mapping[str, Any]) -> str:

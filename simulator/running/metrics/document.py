@@ -17,7 +17,7 @@ from simulator.running.metrics.conclusion import (
     steady_output_throughput,
 )
 from simulator.running.metrics.summary import run_duration_s, slo_report, summarise
-from simulator.running.metrics.uncertainty import interval_section, slo_probability, worth_measuring
+from simulator.running.metrics.uncertainty import Rerun, interval_section, slo_probability, worth_measuring
 from simulator.running.records import ModelError, RunRecords
 from simulator.serving.records import Count, EngineCounters, KvCacheReport, ReplicaUse, TransferReport
 
@@ -54,6 +54,8 @@ class RunDocument(DocumentPart):
     restarts: Count | None = field(default=None, metadata=LEFT_OUT)
     pools: list[Json] | None = field(default=None, metadata=LEFT_OUT)
     scaling: Json | None = field(default=None, metadata=LEFT_OUT)
+    stages: list[Json] | None = field(default=None, metadata=LEFT_OUT)
+    """Figures of the requests of each stage of a load test."""
     tasks: Json | None = field(default=None, metadata=LEFT_OUT)
     chips: int
     cost_usd: float | None
@@ -72,7 +74,7 @@ def run_data(result: RunRecords) -> RunDocument:
     scenario, requests, error = result.scenario, result.requests, result.model_error
     summary, duration_s = summarise(result), run_duration_s(requests) or 0.0
     api_server_busy = max((use.api_server_busy or 0.0 for use in result.replicas), default=None)
-    load = load_section(requests, scenario.workload, api_server_busy)
+    load = load_section(requests.measured, scenario.workload, api_server_busy)
     usd = usage.fleet_cost_usd(result, duration_s)
     if (slo := slo_report(result, summary)) is not None:
         slo["probability"] = slo_probability(slo, error, result.basis)
@@ -96,6 +98,7 @@ def run_data(result: RunRecords) -> RunDocument:
         restarts=None if scenario.faults is None else result.restarts,
         pools=None if scenario.pools is None else pools,
         scaling=usage.scaling_section(result),
+        stages=_stages(result),
         tasks=result.tasks,
         chips=result.chips,
         cost_usd=usd,
@@ -107,6 +110,22 @@ def run_data(result: RunRecords) -> RunDocument:
     )
     data.notes.extend(measuring_notes(data.next_measurement, error, result.shifts))
     return replace(data, conclusion=run_conclusion(vars(data)))
+
+
+def _stages(result: RunRecords) -> list[Json] | None:
+    """Figures of each stage of a load test: its rate and seconds, and a summary of its requests without ITL."""
+    arrivals, requests = result.scenario.workload.arrivals, replace(result.requests, warm_up=None)
+    if arrivals is None or arrivals.stages is None or requests.stage is None:
+        return None
+    sections = []
+    for number, stage in enumerate(arrivals.stages):
+        rows = requests.stage == number
+        if rows.any():
+            served = Rerun(result.scenario, requests.take(rows), result.gaps, None, result.shifts)
+            figures = {key: value for key, value in summarise(served).items() if "_itl_" not in key}
+            left_out = result.requests.warm_up is not None and bool(result.requests.warm_up[rows].all())
+            sections.append({"rate": stage.rate, "seconds": stage.seconds, "warm_up": left_out, **figures})
+    return sections
 
 
 def run_document(result: RunRecords) -> Json:

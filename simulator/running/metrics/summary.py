@@ -52,7 +52,7 @@ class Served(Protocol):
 
 
 def completed_requests(requests: RequestRecords) -> BoolArray:
-    return np.asarray(~requests.failed & np.isfinite(requests.finished_s), dtype=np.bool_)
+    return requests.completed
 
 
 def run_duration_s(requests: RequestRecords) -> float | None:
@@ -67,18 +67,8 @@ def request_latencies_ms(requests: RequestRecords) -> dict[str, FloatArray]:
 
 
 def request_latency_ms(requests: RequestRecords, name: str) -> FloatArray:
-    """``ttft``, ``tpot`` or ``e2el`` of each request, milliseconds, in the order of the records; NaN for none.
-
-    TTFT and end-to-end latency count from arrival. ``TPOT = (e2el - ttft) / (output_tokens - 1)``, the time of every
-    token after the first; requests of one output token have no TPOT. Failed requests have no latencies.
-    """
-    values = (requests.first_token_s if name == "ttft" else requests.finished_s) - requests.arrival_s
-    if name == "tpot":
-        values -= requests.first_token_s - requests.arrival_s
-        values /= np.maximum(requests.output_tokens - 1, 1)
-        values[requests.output_tokens <= 1] = np.nan
-    values[~completed_requests(requests)] = np.nan
-    values *= MS_PER_S
+    """``ttft``, ``tpot`` or ``e2el`` of each request, milliseconds, in the order of the records; NaN for none."""
+    values: FloatArray = getattr(requests, f"{name}_ms")
     return values
 
 
@@ -91,9 +81,9 @@ def summarise(result: Served) -> Json:
     finish (vLLM's clock starts when it starts to send, a moment before). What was not measured is None, never 0.
 
     ``request_goodput`` is good requests per second, with the limits of ``scenario.slo``
-    (see :func:`good_requests`), and None without limits.
+    (see :func:`good_requests`), and None without limits. Requests of a warm-up are left out, except from ITL.
     """
-    requests = result.requests
+    requests = result.requests.measured
     done = completed_requests(requests)
     duration = run_duration_s(requests)
     completed = int(done.sum())
@@ -121,7 +111,7 @@ def latency_sample(result: Served, name: str) -> WeightedSample:
     factor = result.shifts.get("tpot" if name == "itl" else name, 1.0)
     if name == "itl":
         return WeightedSample.of(result.gaps.gap_s * MS_PER_S * factor, result.gaps.count)
-    values = request_latency_ms(result.requests, name)
+    values = request_latency_ms(result.requests.measured, name)
     values *= factor
     values = values[~np.isnan(values)]
     return WeightedSample.of(values)
@@ -222,13 +212,13 @@ def slo_report(result: Served, summary: Json) -> Json | None:
     limits = slo_limits(result.scenario.slo)
     if not limits:
         return None
-    rows = {}
-    done = completed_requests(result.requests)
+    rows, requests = {}, result.requests.measured
+    done = completed_requests(requests)
     for limit in limits:
         value, refused = summary[limit.key], float(np.mean(~done))
         met = None if value is None else value <= limit.limit_ms and refused <= most_refused(limit.statistic)
         rows[limit.key] = {"limit": limit.limit_ms, "value": value, "met": met}
-    good = good_requests(limits, result.requests)
+    good = good_requests(limits, requests)
     share = None if good is None or not len(done) else float(good.sum()) / len(done)
     met = all(row["met"] is True for row in rows.values())
     return {"met": met, "good_share": share, "limits": rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.document import Json
@@ -22,12 +22,15 @@ RUN_LEGEND = (
 )
 BETWEEN = ("p90_", "p95_")
 """Statistics whose intervals other rows bracket; a terminal shows them only with ``--full``."""
+STORE_BYTES = ("bytes", "peak_bytes", "read_bytes", "written_bytes")
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "std")
 
 
 def run_tables(document: Json) -> list[Table]:
     """Every table of a ``run`` document."""
     tables = [serving_table(document), latency_table(document)]
+    if document.get("stages"):
+        tables.append(stages_table(document["stages"]))
     if "spec_decode_num_drafts" in document["summary"]:
         tables.append(speculation_table(document))
     if document["slo"] is not None:
@@ -35,6 +38,8 @@ def run_tables(document: Json) -> list[Table]:
     if "tool_calls" in document.get("tasks", {}):
         tables.append(tasks_table(document["tasks"]))
     tables.append(engine_table(document))
+    if document["kv_cache"].get("stores"):
+        tables.append(stores_table(document["kv_cache"]["stores"]))
     if document.get("pools"):
         tables.append(pool_table(document))
     return tables
@@ -117,6 +122,25 @@ def with_interval(key: str, document: Json, unit: float = 1.0) -> Value:
     return Cell(text, aside=aside, value=value, detail=detail)
 
 
+def stages_table(stages: Sequence[Json]) -> Table:
+    """A row per stage of a load test, over its own requests."""
+    names = {
+        "request_throughput": "req/s",
+        "output_throughput": "output tok/s",
+        "mean_ttft_ms": "TTFT mean",
+        "median_ttft_ms": "TTFT median",
+        "p90_ttft_ms": "TTFT p90",
+        "mean_tpot_ms": "TPOT mean",
+        "mean_e2el_ms": "E2EL mean",
+    }
+    rows: list[list[Value]] = []
+    for stage in stages:
+        figures = (Cell(number(stage[key]), value=stage[key]) for key in names)
+        rows.append([stage["rate"], stage["completed"], *figures, "warm-up" if stage["warm_up"] else ""])
+    columns = ("rate", "completed", *names.values(), "")
+    return Table("Stages (latencies in ms)", columns, rows, name="stages")
+
+
 def speculation_table(document: Json) -> Table:
     summary = document["summary"]
     rows: list[tuple[str, Value]] = [
@@ -172,8 +196,9 @@ def engine_table(document: Json) -> Table:
     if kv["prefix_hit_tokens"] is not None:
         rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]
         spread = f", {percent(min(rates))} to {percent(max(rates))} by replica" if len(rates) > 1 else ""
-        host = kv.get("host")
-        tier = f", {percent(host['hit_rate'])} from host memory" if host else ""
+        tiers = kv["hit_rate_by_tier"]
+        shares = ", ".join(f"{percent(share)} from {name}" for name, share in tiers.items()) if len(tiers) > 1 else ""
+        tier = f" ({shares})" if shares else ""
         rows.insert(3, ("Prefix cache hits", f"{percent(kv['prefix_hit_rate'])} of prompt tokens{tier}{spread}"))
     transfers = document.get("kv_transfer")
     if transfers:
@@ -199,6 +224,17 @@ def engine_table(document: Json) -> Table:
         rows.append(("Cost", f"${per_million} per million output tokens, ${usd} for this run"))
     steps = f"{number(engine['steps'])} engine steps in {duration(engine['wall_s'])}"
     return pairs("Engine", [*rows, ("Simulated", steps)], name="engine")
+
+
+def stores_table(stores: Sequence[Json]) -> Table:
+    """A row per store behind the prefix cache."""
+    rows: list[list[Value]] = []
+    for one in stores:
+        sizes = [Cell(scaled(one[key], "B"), value=one[key]) for key in STORE_BYTES]
+        shares = [Cell(percent(one[key]), value=one[key]) for key in ("hit_rate", "read_busy", "write_busy")]
+        rows.append([one["name"], one["medium"], *sizes, *shares])
+    columns = ("", "medium", "size", "held (peak)", "read", "written", "hit share", "read busy", "write busy")
+    return Table("KV stores", columns, rows, name="stores")
 
 
 def pool_table(document: Json) -> Table:

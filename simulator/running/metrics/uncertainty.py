@@ -239,11 +239,11 @@ def requests_again(build: Build, stream: RequestStream) -> int:
 def first_requests(scenario: Scenario, seed: int, stream: RequestStream, most: int) -> RequestStream:
     if len(stream) <= most:
         return stream
-    if stream.prefix_hashes is None and stream.follows is None:
+    if stream.prefix_hashes is None and not stream.times_depend:
         named = ("arrival_s", "input_tokens", "output_tokens", "priorities", "think_s")
         cut = {name: getattr(stream, name)[:most] for name in named if getattr(stream, name) is not None}
-        return replace(stream, **cut)
-    fewer = generate_requests(scenario.workload.model_copy(update={"num_requests": most}), seed)
+        return replace(stream, **cut, stages=None, warm_up=None)
+    fewer = generate_requests(scenario.workload.model_copy(update={"num_requests": most, "warm_up": None}), seed)
     return fewer if len(fewer) else stream
 
 
@@ -616,12 +616,13 @@ def sampling_errors(result: Served) -> dict[str, float]:
 
     Source: method of batch means; A. M. Law, "Simulation Modeling and Analysis" (5th ed., 2015), section 9.5.3.
     """
-    done = completed_requests(result.requests)
+    requests = result.requests.measured
+    done = completed_requests(requests)
     if done.sum() < 2 * BATCHES:
         return {}
     errors = {}
     for name in REQUEST_LATENCIES:
-        values = request_latency_ms(result.requests, name)[done]
+        values = request_latency_ms(requests, name)[done]
         parts = np.array_split(values, BATCHES)
         rows = [latency_statistics(name, WeightedSample.of(part[~np.isnan(part)])) for part in parts]
         del values, parts  # before those of the next latency are there as well
@@ -631,7 +632,7 @@ def sampling_errors(result: Served) -> dict[str, float]:
                 errors[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
     errors |= {key.replace("tpot", "itl"): value for key, value in errors.items() if "_tpot_" in key}
     throughputs = (key for key in RATES if key.endswith("_throughput"))  # goodput hangs on latencies
-    return errors | dict.fromkeys(throughputs, _rate_error(result.requests, done))
+    return errors | dict.fromkeys(throughputs, _rate_error(requests, done))
 
 
 def _rate_error(requests: RequestRecords, done: BoolArray) -> float:

@@ -15,7 +15,9 @@ from simulator.timing.power import power_evidence
 
 if TYPE_CHECKING:
     from simulator.running.records import RunRecords
+    from simulator.running.scenario import Scenario
     from simulator.running.step_rows import StepTotals
+    from simulator.serving.store_config import StoreConfig
 
 BOUNDS = ("compute", "memory", "interconnect", "latency", "host")
 """Bounds of a busy engine; ``idle`` is the time without work."""
@@ -219,17 +221,47 @@ def fleet_cost_usd(result: RunRecords, duration_s: float) -> float | None:
     """Rent of all pools, US dollars; None when the price of one is not known."""
     rented = rented_share(result)
     costs = [cost_usd(pool.usd_per_chip_hour, rented * pool.replicas * pool.chips, duration_s) for pool in result.pools]
-    return None if None in costs else sum(filter(None, costs))
+    own, shared = stores_usd_per_hour(result.scenario)
+    stores = (rented * own + shared) * duration_s / SECONDS_PER_HOUR
+    return None if None in costs else sum(filter(None, costs)) + stores
+
+
+def stores_usd_per_hour(scenario: Scenario) -> tuple[float, float]:
+    """Rent of all servers' own KV stores, and of the shared one, in US dollars per hour; 0 for what has no price."""
+    own, shared = 0.0, 0.0 if scenario.kv_store is None else _usd_per_hour(scenario.kv_store)
+    for name in scenario.pools or (None,):
+        engine, hardware = (
+            getattr(scenario, section) if name is None else scenario.pool_section(name, section)
+            for section in ("engine", "hardware")
+        )
+        own += hardware.replicas * sum(map(_usd_per_hour, engine.kv_stores))
+    return own, shared
+
+
+def _usd_per_hour(store: StoreConfig) -> float:
+    return (store.usd_per_gb_month or 0.0) * store.bytes / 1e9 / HOURS_PER_MONTH
+
+
+def store_price_notes(scenario: Scenario) -> list[str]:
+    """A note on stores whose rent is not known."""
+    stores = enumerate(scenario.engine.kv_stores)
+    names = [f"engine.kv_stores.{place}" for place, store in stores if store.usd_per_gb_month is None]
+    names += ["kv_store"] if scenario.kv_store is not None and scenario.kv_store.usd_per_gb_month is None else []
+    open_ = ", ".join(names)
+    return [f"{open_}: no usd_per_gb_month, so dollars are those of the chips alone"] if open_ else []
 
 
 def price_notes(result: RunRecords) -> list[str]:
-    """A note on every chip that prices by name leave out."""
+    """Notes on chips that prices by name leave out, and on stores without a price."""
     prices = result.scenario.prices
-    if prices is None or not isinstance(prices.usd_per_chip_hour, dict):
+    if prices is None:
         return []
-    named = ", ".join(prices.usd_per_chip_hour)
+    named = ", ".join(prices.usd_per_chip_hour if isinstance(prices.usd_per_chip_hour, dict) else ())
     unpriced = dict.fromkeys(pool.chip.name for pool in result.pools if pool.usd_per_chip_hour is None)
-    return [f"prices.usd_per_chip_hour: no price of {chip} (only {named}), so no cost is known" for chip in unpriced]
+    return [
+        *(f"prices.usd_per_chip_hour: no price of {chip} (only {named}), so no cost is known" for chip in unpriced),
+        *store_price_notes(result.scenario),
+    ]
 
 
 def chips_words(document: Json) -> str:

@@ -106,8 +106,9 @@ class Lockstep:
                 self._add(index)
                 continue
             self._rests[index] = 1
-            if engine.coming_s[0] < INFINITE:  # a request has yet to pass the API server
-                self._env.call(self.wake, index, max(0.0, engine.coming_s[0] - now))
+            next_s: cython.double = min(engine.coming_s[0], engine.scheduler.loaded_s())
+            if next_s < INFINITE:  # a request has yet to pass the API server, or a prefix to come from a store
+                self._env.call(self.wake, index, max(0.0, next_s - now))
         self._go()
 
     @cython.exceptval(-1, check=True)

@@ -6,6 +6,7 @@ from array import array
 from typing import Any
 
 from simulator.serving.engine.acceptance import Budget, Draws
+from simulator.serving.engine.caching.stores import Copies
 from simulator.serving.engine.common import INFINITE, _by_clock, _on_grid, cython, exp, isnan
 from simulator.serving.engine.drafting import Drafting, DraftWork
 from simulator.serving.engine.prices import Prices, Repeated
@@ -18,7 +19,6 @@ from simulator.serving.engine.schedulers.unified import NoEvictScheduler, Unifie
 from simulator.serving.engine.sequence import Sequence, StepPlan
 from simulator.serving.engine.steady import Steady
 from simulator.serving.engine.work import DECODE_SEQS, QUERY_LEN, TRIMMED, WORK_COUNT, Work
-from simulator.serving.host_cache import exposed_load_s
 from simulator.serving.records import SCALARS
 
 REPLICA = cython.declare(cython.longlong, SCALARS.index("replica"))
@@ -55,7 +55,7 @@ class Engine:
         resumed: requests that start again after a failure, as they were in the replica that failed.
         kv_transfers: the transfer from prefill to decode replicas, where pools are disaggregated.
         prefill_only: whether finished prompts go to ``kv_transfers`` instead of being decoded here.
-        offload: host memory behind the prefix cache, or None.
+        copies: lanes of swap space and of the stores behind the prefix cache, or None.
         step_factors: on the seconds of steps with prompt chunks, and of the others.
         step_more_s: seconds that every step takes more than that, or less.
     """
@@ -91,7 +91,7 @@ class Engine:
     resumed: Any
     kv_transfers: Any
     prefill_only: cython.bint
-    offload: Any
+    copies: Copies | None
     ahead: cython.bint
     _recv_interval: cython.longlong
     _unseen_steps: cython.longlong
@@ -132,7 +132,7 @@ class Engine:
     _repeated: Repeated
     """Prices of the latest steps, as long as only the number of keys changes."""
     _plain: cython.bint
-    """True if a step has no copies from or to host memory and every step is scheduled."""
+    """True if a step has no copies of preempted sequences and every step is scheduled."""
     _round: cython.longlong
     _merged: cython.longlong
     """Number of steps in the merged row, and sums for the columns that hold means."""
@@ -152,7 +152,7 @@ class Engine:
         resumed: Any = None,
         kv_transfers: Any = None,
         prefill_only: bool = False,
-        offload: Any = None,
+        copies: Copies | None = None,
         step_factors: tuple[float, float] = (1.0, 1.0),
         step_more_s: float = 0.0,
     ) -> None:
@@ -174,12 +174,12 @@ class Engine:
         self.resumed = resumed
         self.kv_transfers = kv_transfers
         self.prefill_only = prefill_only
-        self.offload = offload
+        self.copies = copies
         self.ahead = scheduler.limits.schedules_ahead
         self._recv_interval = self._unseen_steps = scheduler.limits.recv_interval
         self.work = Work(prices.timer.windows)
         self._repeated = Repeated()
-        self._plain = offload is None and scheduler.swap is None and scheduler.limits.scheduler_steps == 1
+        self._plain = scheduler.swap is None and scheduler.limits.scheduler_steps == 1
         self._plan = StepPlan()
         self._merged_keys = array("q", [0]) * self.work.kinds
         self.now = self.seen = self.start = self.end = 0.0
@@ -209,6 +209,7 @@ class Engine:
                 self.seen = self.now
             else:
                 next_s: cython.double = self.source.next_s() if self.arrivals is None else self.arrivals.next_s()
+                next_s = min(next_s, self.scheduler.loaded_s())
                 self.now = self.seen = max(self.now, next_s)
                 if self.now == INFINITE:
                     return
@@ -269,6 +270,8 @@ class Engine:
         if not scheduler._works():
             self._unseen_steps = self._recv_interval
             return False
+        if self.copies is not None:
+            self.copies.clock[0] = now
         if self.counting and self._plain and scheduler.repeat(self._plan):
             self.work.measure_keys(self._plan)
             seconds = self._with_more(self.prices.seconds_again(self.work, self._repeated) * self._without_prompts)
@@ -294,13 +297,9 @@ class Engine:
         if works:
             seconds = self.prices.seconds(self.work, self._draft) * self._factor(self.work)
             seconds = _on_grid(self._with_more(seconds))
-        if self.offload is not None:
-            copies_s = exposed_load_s(self.offload, scheduler.take_loaded(), seconds)
+        if self.copies is not None:
+            copies_s = self.copies.exposed_s(now, seconds, plan.blocks_out, plan.blocks_in)
             seconds += copies_s
-        if scheduler.swap is not None:
-            swapping_s: cython.double = _on_grid(scheduler.swap.seconds(plan.blocks_out, plan.blocks_in))
-            seconds += swapping_s
-            copies_s += swapping_s
             self.log.swapped_blocks += plan.blocks_out
         self._plan = plan
         self._planned(now, _by_clock(now, seconds), copies_s)
@@ -336,6 +335,9 @@ class Engine:
         self.planned = False
         self.now = self.end
         self.seen = self.start if self.ahead else self.end
+        if self.copies is not None:
+            self.copies.clock[0] = self.end
+            self.scheduler.save()
         self._unseen_steps += self._recv_interval if self._plan.chunks else 1
         self._record(self.deliver(self._plan, self.start, self.end))
         if self._gaps:
@@ -422,7 +424,7 @@ class Engine:
         sequence: Sequence
         tokens: cython.longlong
         chunks: cython.longlong = plan.steady + len(plan.decodes)
-        if not self.prefill_only or self.kv_transfers.samples_first:
+        if not self.prefill_only:
             for sequence, tokens in plan.chunks:
                 chunks += sequence.computed_tokens + tokens >= sequence.input_tokens + sequence.generated_tokens
         if not chunks:
@@ -444,8 +446,10 @@ class Engine:
             self.output.prompt_replica[sequence.index] = self.index
         if sequence.cached_tokens > 0:
             self.output.cached_tokens[sequence.index] = sequence.cached_tokens
-        if sequence.host_tokens:
-            self.log.host_hit_tokens += sequence.host_tokens
+            if sequence.tier_tokens is not None:
+                self.log.tier_tokens[sequence.index] = sequence.tier_tokens
+            elif self.log.tier_tokens:
+                self.log.tier_tokens.pop(sequence.index, None)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -522,13 +526,17 @@ class Engine:
 
     @cython.cfunc
     def _finish_prefill(self, sequence: Sequence, start: cython.double, now: cython.double) -> cython.longlong:
-        """Finish a prompt: deliver its first token if that happens here, or send the KV on; returns tokens."""
-        tokens: cython.longlong = 0
-        if self.kv_transfers.samples_first:
-            tokens = self._deliver(sequence, 1, start, now)
-        if sequence.generated_tokens < sequence.output_tokens:
-            self.scheduler.hold(sequence)
-            self.kv_transfers.prompt_done(self, sequence)
+        """Finish a prompt: send its KV on, with the first token if that is sampled here.
+
+        Clients have that token from the first step over there: the decode engine streams it once the request has a
+        place in its batch.
+        """
+        tokens: cython.longlong = self.kv_transfers.samples_first
+        if tokens and sequence.generated_tokens + 1 == sequence.output_tokens:
+            return self._deliver(sequence, 1, start, now)
+        sequence.generated_tokens += tokens
+        self.scheduler.hold(sequence)
+        self.kv_transfers.prompt_done(self, sequence)
         return tokens
 
     @cython.exceptval(-1, check=True)

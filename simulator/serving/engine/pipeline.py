@@ -90,6 +90,8 @@ class PipelinedEngine(Engine):
         stage: cython.longlong
         seconds: cython.double
         scheduler: Scheduler = self.scheduler
+        if self.copies is not None:
+            self.copies.clock[0] = now
         plan: StepPlan = scheduler.plan()
         for sequence in scheduler.preempted:
             self.log.preemptions[sequence.index] += 1
@@ -104,9 +106,13 @@ class PipelinedEngine(Engine):
         factor: cython.double = self._factor(batch.work)
         sent: cython.double = now + _on_grid(self._with_more(self.prices.host_seconds(batch.work) * factor))
         batch.end = sent
+        ends = [] if self.copies is None else self.copies.send(now)
         for stage, seconds in enumerate(self.prices.stage_seconds(batch.work)):
             seconds *= factor
-            batch.end = max(batch.end, self._free_s[stage]) + _on_grid(seconds)
+            batch.end = max(batch.end, self._free_s[stage])
+            if self.copies is not None and ends:
+                seconds += self.copies.staged_s(ends, stage, batch.end, _on_grid(seconds))
+            batch.end += _on_grid(seconds)
             self.log.stage_busy_s += seconds
             self._free_s[stage] = batch.end
         batch.blocks, batch.running, batch.waiting = scheduler._used(), len(scheduler.running), len(scheduler.waiting)
@@ -126,6 +132,9 @@ class PipelinedEngine(Engine):
         batch = self._leaving
         batch.plan.leave()
         tokens = self.deliver(batch.plan, NAN, self.now)
+        if self.copies is not None:
+            self.copies.clock[0] = self.now
+            self.scheduler.save()
         self.work, self.start = batch.work, max(batch.start, self._recorded_s)
         self._seconds, self._recorded_s = self.now - self.start, self.now
         self._running, self._waiting, self._blocks = batch.running, batch.waiting, batch.blocks

@@ -522,7 +522,8 @@ class RecordedPrices(Prices):
     @cython.exceptval(-1, check=True)
     @cython.ccall
     def seconds_of(self, work: Any, draft: Any) -> cython.double:
-        return self.drafted.seconds_of(numbers_of(work, draft))
+        program = self.step if draft is None else self.drafted
+        return program.seconds_of(numbers_of(work, draft))
 
     @cython.ccall
     def stage_seconds(self, work: Work) -> list[Any]:

@@ -41,8 +41,8 @@ class Sequence:
     """Number of prefix-cache hash blocks that the sequence holds, from the first on."""
     cached_tokens = cython.declare(cython.longlong, visibility="public")
     """Prompt tokens found in the prefix cache when it first ran; -1 before."""
-    host_tokens = cython.declare(cython.longlong, visibility="public")
-    """Tokens among these that came from host memory."""
+    tier_tokens = cython.declare(object, visibility="public")
+    """Tokens among these by tier from which they came; None if all were on the chip."""
     verify_steps = cython.declare(cython.longlong, visibility="public")
     """Verify steps so far; draws of the acceptance sampler already used."""
     verified = cython.declare(cython.longlong, visibility="public")
@@ -54,7 +54,7 @@ class Sequence:
     swapped_blocks = cython.declare(cython.longlong, visibility="public")
     """Number of the sequence's blocks in host memory."""
     ready_s = cython.declare(cython.double, visibility="public")
-    """When its KV arrived from another replica."""
+    """When its KV has arrived from another replica, or from a store."""
     group = cython.declare(cython.longlong, visibility="public")
     """Attention group that serves it."""
 
@@ -88,7 +88,7 @@ class Sequence:
         self.blocks = 0
         self.hash_blocks = 0
         self.cached_tokens = -1
-        self.host_tokens = 0
+        self.tier_tokens = None
         self.in_flight = 0
         self.decoding = False
         self.ends_at = 0

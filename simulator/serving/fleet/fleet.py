@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from simulator.serving.fleet.forked import Helper, shares
 from simulator.serving.fleet.pool import Pool, ReplicaBuilder
 from simulator.serving.fleet.replica import ServingReplica
 from simulator.serving.fleet.router import Router
-from simulator.serving.fleet.routing import routing_policy
+from simulator.serving.fleet.routing import Policy, routing_policy
+from simulator.serving.fleet.scored import Scored
 from simulator.serving.fleet.transfer import KvLink, Transfers
 from simulator.serving.log import FULL_ROWS, Condense, RunLog, StepLog
 from simulator.serving.request_source import ClosedLoopSource, OpenLoopSource, ReplicaEndpoint
@@ -47,6 +48,7 @@ class Fleet:
     autoscaler: AutoscalerConfig | None = None
     """Autoscaler of the replicas of the only pool; None without one. ``initial`` replicas are on at the start."""
     initial: int = 1
+    seed: int = 0
 
     def mixed(self, *roles: Role) -> bool:
         """True if replicas of these roles differ in the requests that they can serve."""
@@ -88,7 +90,12 @@ class Fleet:
         grouped = any(pool.limits.groups > 1 for pool in self.pools)
         full_rows = full_step_rows // sum(pool.replicas for pool in self.pools)
         steps = StepLog(len(first.timer.windows), full_rows, first.rule is not None, condense, grouped)
-        log = RunLog(stream, steps, positions, progress)
+        log = RunLog(stream, steps, positions, progress, self.seed)
+        if stream.prefix_hashes is not None and any(
+            one.rule.clairvoyant for pool in self.pools for one in pool.evictions
+        ):
+            reference = replace(self, pools=tuple(pool.as_reference for pool in self.pools))
+            log.reference = reference.run(stream, None, 0, StepLog.forget)
         served = log.admit(self.refusal)
         if self._needs_router(stream):
             log.blocks_left = sum(replica.held_blocks for replica in FleetRun(self, log, served).run())
@@ -101,7 +108,9 @@ class Fleet:
         """True if the requests of a replica depend on simulated events."""
         if len(self.pools) > 1 or self.faults is not None or self.autoscaler is not None:
             return True
-        if self.router.max_outstanding is not None or stream.follows is not None:
+        if self.pools[0].replicas > 1 and any(store.shared for store in self.pools[0].stores):
+            return True
+        if self.router.max_outstanding is not None or stream.times_depend:
             return True
         return self.pools[0].replicas > 1 and (self.routing != "round-robin" or stream.max_concurrency is not None)
 
@@ -154,7 +163,8 @@ class FleetRun:
         self._env = env
         self._resumed: dict[int, Request] = {}
         mixed = fleet.mixed("both", "prefill")
-        self.router = Router(env, log, served, routing_policy(fleet.routing, fleet.router, log), fleet.router, mixed)
+        policy = routing_policy(fleet.routing, fleet.router, log)
+        self.router = Router(env, log, served, policy, fleet.router, mixed)
         self._transfers = self._make_transfers(fleet) if fleet.links else None
         builders = [builder for pool in fleet.pools for builder in [ReplicaBuilder(pool, log)] * pool.replicas]
         self.sources = [self._make_replica(index, builder) for index, builder in enumerate(builders)]
@@ -171,8 +181,11 @@ class FleetRun:
         if self._transfers is not None:
             decode = [source for source, role in zip(self.sources, roles, strict=True) if role == "decode"]
             self._transfers.start(self.sources, decode, self.replicas)
+            self._watch(self._transfers.policy, decode)
         self._autoscaler: Autoscaler | None = None
-        self.router.start([source for source, role in zip(self.sources, roles, strict=True) if role != "decode"])
+        taking = [source for source, role in zip(self.sources, roles, strict=True) if role != "decode"]
+        self._watch(policy, taking)
+        self.router.start(taking)
         if fleet.faults is not None:
             for index in range(len(self.sources)):
                 self._break_down(fleet.faults, index)
@@ -196,6 +209,11 @@ class FleetRun:
             raise StalledError(f"the run stands still at {now:.9g} s with {left} requests unfinished") from error
         return self.replicas
 
+    def _watch(self, policy: Policy, endpoints: Sequence[ReplicaEndpoint]) -> None:
+        """Let a policy scrape the replicas that it chooses from."""
+        if isinstance(policy, Scored):
+            policy.view.start(self._env, endpoints)
+
     def _make_transfers(self, fleet: Fleet) -> Transfers:
         names = [pool.name for pool in fleet.replicas]
 
@@ -210,11 +228,11 @@ class FleetRun:
         env, log, router, transfers, pool = self._env, self.log, self.router, self._transfers, builder.pool
         left = transfers.left if transfers is not None and pool.role == "decode" else self._left
         source = ReplicaEndpoint(env, index, log, pool.limits, left, router.ended, pool.refusal)
-        if pool.offload is not None:
-            source.capacity_tokens += pool.offload.num_blocks * pool.limits.block_size
+        source.capacity_tokens += sum(store.num_blocks for store in pool.stores if not store.shared) * source.block_size
         replica = builder.replica(index, source, self._resumed, transfers)
         self.replicas.append(replica)
         source.prefix_cache = replica.prefix_cache
+        source.scheduler = lambda: replica.scheduler
         return source
 
     def _scale(self, config: AutoscalerConfig, initial: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from forerun.document import Json
 from forerun.types import LONGEST_S, PositiveFloat, PositiveInt, PositiveSeconds, Replicas, Section, Share
 from simulator.serving.rules import AdmissionName, RoutingName
 
@@ -18,9 +19,84 @@ MOST_KEPT = 100_000
 """Maximum number of autoscaler samples within one of its windows."""
 
 
+class FilterConfig(Section):
+    """Filter of the routing ``scored``: passes some of the replicas on to the scorers, or all if none qualifies."""
+
+    filter: Literal["prefix-affinity", "session-affinity"]
+    """``prefix-affinity`` keeps replicas that cache the prompt, ``session-affinity`` the one of the turn before."""
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """prefix-affinity: minimum cached share of the prompt (llm-d's ``affinityThreshold``)."""
+    exploration: Share = 0.0
+    """prefix-affinity: probability that the filter keeps all replicas (``explorationProbability``)."""
+    max_ttft_penalty_s: NonNegativeFloat = 18.0
+    """prefix-affinity: seconds of prompts in flight by which the replicas kept may exceed the others before all are
+    kept; 0: no limit (``maxTTFTPenaltyMs``)."""
+    peak_prefill_tokens_per_s: PositiveFloat | None = None
+    """prefix-affinity: prompt tokens that a replica computes per second (``peakPrefillThroughput``). Default: predicted
+    for a step of ``max_num_batched_tokens``, 8,192 at most."""
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> FilterConfig:
+        _refuse_others(self, "filter", self.filter, set(type(self).model_fields), {"prefix-affinity"})
+        return self
+
+
+class ScorerConfig(Section):
+    """Scorer of the routing ``scored``: gives each replica 0 to 1, times ``weight``."""
+
+    scorer: Literal[
+        "prefix", "token-load", "requests", "queue", "running", "kv-use", "load-aware", "no-hit-lru", "session"
+    ]
+    """Measure of a replica. ``prefix``: cached share of the prompt; ``token-load``: prompt tokens in flight;
+    ``requests``: requests in flight; ``queue``, ``running``, ``kv-use``: waiting and running requests and KV blocks at
+    the last scrape; ``load-aware``: waiting requests against a threshold; ``no-hit-lru``: for new prefixes, the time
+    since the last one; ``session``: the turn before."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Factor of the score in the sum over the scorers."""
+    threshold_tokens: PositiveInt = 4_194_304
+    """token-load: prompt tokens in flight at which the score is 0 (``queueThresholdTokens``)."""
+    length_weight: Share = 0.0
+    """prefix: weight of the cached length against the cached share (``matchLengthWeight``)."""
+    length_tokens: PositiveInt = 8192
+    """prefix: cached length that scores 1 (``matchLengthScaleTokens``)."""
+    idle: Annotated[int, Field(ge=0)] = 0
+    """requests: number up to which a replica counts as idle (``idleThreshold``)."""
+    max_busy_score: Share = 1.0
+    """requests: largest score of a replica that is not idle (``maxBusyScore``)."""
+    threshold: PositiveInt = 128
+    """load-aware: waiting requests at which the score is 0."""
+
+    @model_validator(mode="after")
+    def _fields_fit(self) -> ScorerConfig:
+        for scorer, names in SCORER_FIELDS.items():
+            _refuse_others(self, "scorer", self.scorer, names, {scorer})
+        return self
+
+
+SCORER_FIELDS = {
+    "token-load": {"threshold_tokens"},
+    "prefix": {"length_weight", "length_tokens"},
+    "requests": {"idle", "max_busy_score"},
+    "load-aware": {"threshold"},
+}
+"""Fields that only one scorer has a use for."""
+SCRAPED = {"queue", "running", "kv-use", "load-aware"}
+"""Scorers that look at scraped metrics."""
+
+
+def _refuse_others(section: Section, kind: str, chosen: str, names: set[str], users: set[str]) -> None:
+    """Refuse a field that differs from its default and that the chosen filter or scorer has no use for."""
+    for name in sorted(names - {kind}):
+        if chosen not in users and getattr(section, name) != type(section).model_fields[name].default:
+            raise ValueError(f"{name}: {kind} {chosen} has no use for it; remove it")
+
+
 class RouterConfig(Section):
     """Parameters of the routing policies, and how much the router lets in."""
 
+    endpoint_picker: str | Json | None = None
+    """scored: EndpointPickerConfig of llm-d, or its file. Its filters, scorers and picker replace those below; other
+    fields below go before its own."""
     overlap_weight: NonNegativeFloat = 1.0
     """kv-aware: weight of the blocks to prefill against the blocks in use (Dynamo's ``overlap_score_weight``)."""
     cache_threshold: Share = 0.3
@@ -30,8 +106,20 @@ class RouterConfig(Section):
     balance_rel_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     """prefix-aware: and the factor between the two beyond which load decides."""
     table_tokens: PositiveInt | None = None
-    """prefix-aware: tokens of prompts sent to one replica that the router remembers. Default: what the KV cache of the
-    replica and its host memory for evicted blocks hold."""
+    """prefix-aware, scored: tokens of prompts sent to one replica that the router remembers. Default: what the KV cache
+    of the replica and its host memory for evicted blocks hold."""
+    filters: tuple[FilterConfig, ...] = Field(default=(), strict=False)
+    """scored: filters in order, such as ``[{filter: prefix-affinity, threshold: 0.8}]``."""
+    scorers: tuple[ScorerConfig, ...] = Field(default=(), strict=False)
+    """scored: scorers with their weights, such as ``[{scorer: prefix, weight: 3}, {scorer: queue}]``."""
+    picker: Literal["max-score", "first", "weighted-random", "random"] = "max-score"
+    """scored: choice by scores. ``max-score`` takes the highest and decides between equals at random, ``first`` takes
+    the first of equals, ``weighted-random`` draws in proportion to scores, ``random`` draws whatever the scores."""
+    prefixes: Literal["sent", "held"] = "sent"
+    """scored: source of cached prefixes. ``sent`` is the router's own record of what it sent where; ``held`` are KV
+    events, by which replicas report what they cache."""
+    scrape_interval_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 0.0
+    """scored: seconds between two looks at the metrics of the replicas (llm-d: 0.05); 0: always the present ones."""
     latency_s: Annotated[float, Field(ge=0, le=LONGEST_S)] = 0.0
     """Seconds that gateway and router take before a request reaches a replica."""
     max_outstanding: PositiveInt | None = None
@@ -47,6 +135,8 @@ class RouterConfig(Section):
             for name in ("when_full", "max_queue"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name} needs max_outstanding")
+        if self.scrape_interval_s and not SCRAPED & {scorer.scorer for scorer in self.scorers}:
+            raise ValueError(f"scrape_interval_s: only scorers {', '.join(sorted(SCRAPED))} look at metrics; remove it")
         if self.when_full == "refuse" and self.max_queue is not None:
             raise ValueError("max_queue is about when_full: queue; remove one of the two")
         return self
@@ -58,9 +148,9 @@ class PoolConfig(Section):
     role: Role = "both"
     """``prefill`` computes prompts and hands their KV over to ``decode``; ``both`` does all of it. Default: by a name
     that begins with prefill, context or ctx, or with decode, generation or gen; several other pools must state it."""
-    hardware: dict[str, Any] = Field(default_factory=dict)
+    hardware: Json = Field(default_factory=dict)
     """Fields of ``hardware`` that this pool overrides."""
-    engine: dict[str, Any] = Field(default_factory=dict)
+    engine: Json = Field(default_factory=dict)
     """Fields of ``engine`` that this pool overrides."""
     usd_per_chip_hour: PositiveFloat | None = None
     """Price of this pool's chips; default: ``prices.usd_per_chip_hour``."""
@@ -74,9 +164,9 @@ class KvTransferConfig(Section):
     links: PositiveInt | None = None
     """Links that carry one transfer together; default: one per chip, of the smaller of the two replicas."""
     first_token: Literal["prefill", "decode"] | None = None
-    """Role that delivers the first token. ``prefill`` samples it and hands it on (SGLang, TensorRT-LLM); under
-    ``decode`` the decode replica computes the last prompt token again and samples (vLLM). Default: as
-    ``engine.framework`` does."""
+    """Role that samples the first token. ``prefill`` sends it with the KV and the decode replica streams it with its
+    first step (SGLang, TensorRT-LLM); under ``decode`` the decode replica computes the last prompt token again (vLLM).
+    Default: as ``engine.framework`` does."""
     routing: RoutingName = "least-outstanding"
     """Routing of finished prompts over the decode replicas."""
     draft_kv: Literal["send", "recompute", "skip"] = "send"

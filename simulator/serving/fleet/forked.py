@@ -24,7 +24,7 @@ WORTH_FORKING = 200_000
 two cores 400,000 requests on eight replicas took 2.5 s instead of 3.7, 100,000 0.71 instead of 0.78."""
 OF_REQUESTS = (*COUNTED, "scheduled_s", "first_token_s", "finished_s")
 """Columns of the log that a replica writes for its requests."""
-SUMS = ("host_hit_tokens", "swapped_blocks", "exact_steps", "accepted_counts")
+SUMS = ("swapped_blocks", "exact_steps", "accepted_counts")
 """Counters that replicas share."""
 
 Serve = Callable[[Sequence[int]], int]
@@ -33,7 +33,7 @@ Serve = Callable[[Sequence[int]], int]
 
 def shares(pool: Pool, log: RunLog, requests: int) -> list[range]:
     """Replicas per process; one process if forking does not pay or state is shared."""
-    kept = log.steps.condense is None or pool.offload is not None or pool.hits is not None
+    kept = log.steps.condense is None or pool.copies or pool.hits is not None
     if requests < WORTH_FORKING or kept or pool.staged or pool.rule is not None:
         return [range(pool.replicas)]
     from multiprocessing import parent_process  # not for a run that is too short for it

@@ -16,7 +16,7 @@ class KvTransfers(Protocol):
     """Destination of a prefill replica's finished prompts."""
 
     samples_first: bool
-    """True if the prefill replica delivers the first token."""
+    """True if the prefill replica samples the first token."""
 
     def prompt_done(self, source: Engine, sequence: Request) -> None:
         """Called when the KV cache of a prompt is complete in ``source``."""
@@ -34,12 +34,12 @@ class ServingReplica:
     Args:
         engine: engine that plans the steps.
         source: source of the replica's requests.
-        make_scheduler: the batching rule with empty caches, made after a failure.
+        make_scheduler: the batching rule with empty caches, made after a failure; True: on another server.
         lockstep: ``Lockstep`` of the module that the engine is from.
     """
 
     def __init__(
-        self, engine: Engine, source: RequestSource, make_scheduler: Callable[[], Scheduler], lockstep: Any
+        self, engine: Engine, source: RequestSource, make_scheduler: Callable[[bool], Scheduler], lockstep: Any
     ) -> None:
         self.engine = engine
         self.source = source
@@ -67,12 +67,12 @@ class ServingReplica:
         return cache
 
     def renew(self) -> None:
-        """Start with empty caches; for a replica that has nothing to do."""
+        """Start on another server with empty caches; for a replica that has nothing to do."""
         assert not self.scheduler.everything()
-        self.engine.scheduler = self._make_scheduler()
+        self.engine.scheduler = self._make_scheduler(True)
 
     def lose(self, under_way: Iterable[int]) -> list[Request]:
-        """Fail: empty queues and caches; returns the lost requests, including the ones ``under_way``."""
+        """Fail: empty queues and caches, but for disks; returns the lost requests, including the ones ``under_way``."""
         lost = [*self.scheduler.everything(), *map(self.engine.sequence, under_way)]
-        self.engine.scheduler = self._make_scheduler()
+        self.engine.scheduler = self._make_scheduler(False)
         return lost

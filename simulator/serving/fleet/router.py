@@ -107,7 +107,11 @@ class Router:
         """Requests that depend on each request, if any; and for each request the number of unfinished dependencies."""
         follow = self._waits_for
         self._alone = [one for one in requests if one not in follow] if follow else requests
-        """Requests that arrive by themselves."""
+        """Requests that arrive by themselves; of the current stage, if stages wait for each other."""
+        self._later = _waiting_stages(log, requests)
+        """Requests of the stages that have not begun, the next stage first."""
+        self._unfinished = 0
+        """Requests of the current stage that have not ended; counted if stages wait for each other."""
         self._called = False
         """True if the router acts in this instant."""
         self._queue: deque[int] = deque()
@@ -119,6 +123,8 @@ class Router:
         self._open = [endpoint for endpoint in endpoints if endpoint.takes]
         if not self._requests:
             self.done.succeed()
+        elif self._later:
+            self._begin_stage()
         elif self._max_concurrency is None:
             self._await(0)
         else:
@@ -151,6 +157,10 @@ class Router:
         elif self._max_concurrency is not None and self._next < len(self._requests):
             self.announce(self._requests[self._next])
             self._next += 1
+        self._unfinished -= 1
+        if not self._unfinished and self._later:
+            assert self._log.stream.stages is not None
+            self._env.call(self._begin_stage, delay=self._log.stream.stages.drain_s or 0.0)
         for follower in self._followers.get(request, ()):
             self._waits_for[follower] -= 1
             if not self._waits_for[follower]:
@@ -197,6 +207,17 @@ class Router:
                 return
             self.announce(self._alone[later])
 
+    def _begin_stage(self, _: object = None) -> None:
+        """Let the requests of the next stage arrive, from now on."""
+        stages, arrival_s = self._log.stream.stages, self._log.arrival_s
+        assert stages is not None
+        self._alone = self._later.popleft()
+        self._unfinished = len(self._alone)
+        later_s = self._env.now - stages.begin_s[stages.of[self._alone[0]]]
+        for request in self._alone:
+            arrival_s[request] += later_s
+        self._await(0)
+
     def _arrive(self, place: int) -> None:
         """Handle the arrival of a request with a fixed time."""
         self.announce(self._alone[place])
@@ -216,7 +237,7 @@ class Router:
                 break
             queue.popleft()
         due, self._due = self._due, []
-        dynamic = self._max_concurrency is not None or bool(self._followers)
+        dynamic = self._max_concurrency is not None or self._log.stream.times_depend
         for request in due:
             if dynamic:
                 self._log.arrival_s[request] = self._env.now
@@ -241,6 +262,15 @@ class Router:
         else:
             self._log.refuse(request, reason)
             self.ended(request)
+
+
+def _waiting_stages(log: RunLog, requests: Sequence[int]) -> deque[list[int]]:
+    """Requests of each stage that has any, if stages wait for each other."""
+    parts: dict[int, list[int]] = {}
+    if (stages := log.stream.stages) is not None and stages.drain_s is not None:
+        for request in requests:
+            parts.setdefault(int(stages.of[request]), []).append(request)
+    return deque(parts.values())
 
 
 def _followers(log: RunLog, requests: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, int]]:

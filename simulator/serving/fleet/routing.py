@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 from simulator.serving.rules import ROUTING, made
+
+if TYPE_CHECKING:
+    from simulator.serving.engine import HolderIndex
 
 
 class Policy(Protocol):
@@ -80,14 +83,84 @@ class LeastOutstanding(RoundRobin):
             heappush(self._heap, (endpoint.outstanding, self._place[endpoint.index]))
 
 
+class PrefixTables:
+    """Prefixes that replicas hold, as a router knows them.
+
+    It knows them by KV events, or by its own record of what it sent. The record is a table per replica, least recently
+    used first out, as large as its KV cache and host tier together, or ``table_tokens``.
+    """
+
+    def __init__(self, config: RouterConfig, log: RunLog, events: bool = False) -> None:
+        self._most, self._events = config.table_tokens, events
+        hashes = log.stream.prefix_hashes
+        self.block_tokens = 0 if hashes is None else hashes.block_tokens
+        self._index: Any = None
+        if hashes is not None:
+            self._index = _holders(log) if self._events else engine_module().SentPrefixes(hashes)
+
+    def leading(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
+        """Tokens at the start of a request that each replica holds."""
+        if self._index is None:
+            return [0] * len(endpoints)
+        blocks = self._index.leading(request, [endpoint.index for endpoint in endpoints])
+        return [self.block_tokens * count for count in blocks]
+
+    def size(self, endpoint: ReplicaEndpoint) -> int:
+        """Hash blocks in a replica's table."""
+        return 0 if self._index is None else int(self._index.size(endpoint.index))
+
+    def record(self, request: int, endpoint: ReplicaEndpoint) -> None:
+        """Record that a request goes to a replica."""
+        if self._index is not None and not self._events:
+            most = self._most or endpoint.capacity_tokens
+            self._index.record(request, endpoint.index, max(1, most // self.block_tokens))
+
+    def forget(self, endpoint: ReplicaEndpoint) -> None:
+        """Clear the table of a replica that has lost its cache."""
+        if self._index is not None and not self._events:
+            self._index.forget(endpoint.index)
+
+
+def _holders(log: RunLog) -> HolderIndex | None:
+    """Index of the prefixes that replicas cache, kept by the run; None if no prompts are known to repeat."""
+    hashes = log.stream.prefix_hashes
+    if log.holders is None and hashes is not None:
+        log.holders = engine_module().HolderIndex(hashes)
+    return log.holders
+
+
+class PromptsInFlight:
+    """Prompt tokens of requests without a first token, by the replica that a router sent them to."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._first_token_s = log.first_token_s
+        self._pending: dict[int, dict[int, int]] = {}
+
+    def add(self, request: int, endpoint: ReplicaEndpoint, tokens: int) -> None:
+        """Count the tokens of a request that goes to a replica."""
+        self._pending.setdefault(endpoint.index, {})[request] = tokens
+
+    def drop(self, request: int, endpoint: ReplicaEndpoint) -> None:
+        """Stop counting a request that no longer occupies a replica."""
+        self._pending.get(endpoint.index, {}).pop(request, None)
+
+    def tokens(self, endpoint: ReplicaEndpoint) -> int:
+        """Prompt tokens that the replica has still to compute."""
+        pending = self._pending.get(endpoint.index)
+        if not pending:
+            return 0
+        for request in [r for r in pending if self._first_token_s[r] == self._first_token_s[r]]:
+            del pending[request]
+        return sum(pending.values())
+
+
 class PrefixAware(RoundRobin):
     """Chooses the replica that was sent the longest prefix of this prompt before, unless load is out of balance.
 
     Load is out of balance when the busiest replica holds more than ``balance_abs_threshold`` requests more than the
     idlest and more than ``balance_rel_threshold`` times as many; then the idlest gets the request. Otherwise the
     longest match gets it if it covers more than ``cache_threshold`` of the prompt, and if not, the replica with the
-    smallest table (then the idlest). The tables are the router's own record of what it sent where, least recently
-    used first out, each as large as its replica's KV cache and host tier together, or ``table_tokens``.
+    smallest table (then the idlest).
 
     Source: SGLang router documentation, "Cache-Aware Load-Balancing Router".
     """
@@ -95,10 +168,8 @@ class PrefixAware(RoundRobin):
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         super().__init__(config, log)
         self._config = config
-        hashes = log.stream.prefix_hashes
-        self._block_tokens = 0 if hashes is None else hashes.block_tokens
         self._input_tokens = log.input_tokens
-        self._sent = None if hashes is None else engine_module().SentPrefixes(hashes)
+        self._tables = PrefixTables(config, log)
 
     def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The replica with the longest match, or the idlest."""
@@ -108,35 +179,19 @@ class PrefixAware(RoundRobin):
         if most - least > config.balance_abs_threshold and most > config.balance_rel_threshold * least:
             chosen = endpoints[loads.index(least)]
         else:
-            matches = self._matches(request, endpoints)
+            matches = self._tables.leading(request, endpoints)
             longest = max(matches)
-            if min(longest * self._block_tokens, prompt) > config.cache_threshold * prompt:
+            if min(longest, prompt) > config.cache_threshold * prompt:
                 best = [endpoint for endpoint, match in zip(endpoints, matches, strict=True) if match == longest]
                 chosen = best[0] if len(best) == 1 else min(best, key=_outstanding)
             else:
-                chosen = min(endpoints, key=self._table_and_load)
-        self._record(request, chosen)
+                chosen = min(endpoints, key=lambda endpoint: (self._tables.size(endpoint), endpoint.outstanding))
+        self._tables.record(request, chosen)
         return chosen
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
         """Clear the table of a replica that has lost its cache."""
-        if self._sent is not None:
-            self._sent.forget(endpoint.index)
-
-    def _table_and_load(self, endpoint: ReplicaEndpoint) -> tuple[int, int]:
-        return 0 if self._sent is None else self._sent.size(endpoint.index), endpoint.outstanding
-
-    def _matches(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
-        """HashBlocks at the start of a prompt that each replica was sent before."""
-        if self._sent is None:
-            return [0] * len(endpoints)
-        matches: list[int] = self._sent.leading(request, [endpoint.index for endpoint in endpoints])
-        return matches
-
-    def _record(self, request: int, endpoint: ReplicaEndpoint) -> None:
-        if self._sent is not None:
-            most = self._config.table_tokens or endpoint.capacity_tokens
-            self._sent.record(request, endpoint.index, max(1, most // self._block_tokens))
+        self._tables.forget(endpoint)
 
 
 class KvAware(RoundRobin):
@@ -153,29 +208,24 @@ class KvAware(RoundRobin):
         super().__init__(config, log)
         self._weight = config.overlap_weight
         self._input_tokens = log.input_tokens
-        self._first_token_s = log.first_token_s
-        self._hashes = log.stream.prefix_hashes
-        if log.holders is None and self._hashes is not None:
-            log.holders = engine_module().HolderIndex(self._hashes)
-        self._holders = log.holders
+        self._holders = _holders(log)
         self._held: dict[int, int] = {}
         """Prompt tokens outstanding, by replica."""
-        self._pending: dict[int, dict[int, int]] = {}
-        """Prompt tokens to compute of requests without a first token, by replica and request."""
+        self._in_flight = PromptsInFlight(log)
 
     def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
         """The cheapest replica."""
         prompt = self._input_tokens[request]
         new = [prompt - cached for cached in self._cached(request, endpoints)]
         costs = [
-            (self._weight * (self._prefilling(endpoint) + tokens) + self._held.get(endpoint.index, 0) + prompt)
+            (self._weight * (self._in_flight.tokens(endpoint) + tokens) + self._held.get(endpoint.index, 0) + prompt)
             / endpoint.block_size
             for endpoint, tokens in zip(endpoints, new, strict=True)
         ]
         best = min(range(len(endpoints)), key=lambda i: (costs[i], endpoints[i].outstanding))
         index = endpoints[best].index
         self._held[index] = self._held.get(index, 0) + prompt
-        self._pending.setdefault(index, {})[request] = new[best]
+        self._in_flight.add(request, endpoints[best], new[best])
         return endpoints[best]
 
     def _cached(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
@@ -189,16 +239,7 @@ class KvAware(RoundRobin):
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """Release the request's blocks."""
         self._held[endpoint.index] -= self._input_tokens[request]
-        self._pending[endpoint.index].pop(request, None)
-
-    def _prefilling(self, endpoint: ReplicaEndpoint) -> int:
-        """Prompt tokens that the replica has still to compute."""
-        pending = self._pending.get(endpoint.index)
-        if not pending:
-            return 0
-        for request in [r for r in pending if self._first_token_s[r] == self._first_token_s[r]]:
-            del pending[request]
-        return sum(pending.values())
+        self._in_flight.drop(request, endpoint)
 
 
 def routing_policy(name: str, config: RouterConfig, log: RunLog) -> Policy:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from simulator.serving.clock import ROUTE, on_grid
+from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.routing import Policy
 from simulator.serving.log import RunLog
 from simulator.serving.request_source import ReplicaEndpoint
 
 if TYPE_CHECKING:
-    from simulator.serving.engine import Engine, Sequence
+    from simulator.serving.engine import Engine, Lane, Sequence
     from simulator.serving.fleet.replica import ServingReplica
     from simulator.serving.timeline import Timeline
 
@@ -28,7 +29,9 @@ class KvLink:
     bytes_per_token: float
     """KV of one token, all layers, all chips of a replica."""
     samples_first: bool
-    """True if the prefill replica delivers the first token."""
+    """True if the prefill replica samples the first token, which travels with the KV."""
+    setup_s: float = 0.0
+    """Seconds beside the link until the decode replica has the prompt: answers of router and workers, polls."""
     draft_kv: str = "send"
     """Handling of the drafter's KV, as ``KvTransferConfig.draft_kv``."""
 
@@ -85,15 +88,15 @@ class Transfers:
         self._env = env
         self._log = log
         self._link_of = link_of
-        self._policy = policy
+        self.policy = policy
         self._endpoints: list[ReplicaEndpoint] = []
         self._replicas: Seq[ServingReplica] = ()
         self._sources: Seq[ReplicaEndpoint] = ()
         self._waiting: list[_Journey] = []
         """Prompts without reserved blocks, in order of completion."""
         self._moving: list[_Journey] = []
-        self._free_s: dict[int, float] = {}
-        """When the link of each prefill replica is free."""
+        self._lanes: dict[int, Lane] = {}
+        """Lane out of each prefill replica."""
         self._called = False
         self.full = False
 
@@ -107,7 +110,7 @@ class Transfers:
 
     def left(self, request: int, endpoint: ReplicaEndpoint) -> None:
         """Record that a request no longer occupies a decode replica."""
-        self._policy.left(request, endpoint)
+        self.policy.left(request, endpoint)
 
     def prompt_done(self, source: Engine, sequence: Sequence) -> None:
         """Queue a prompt whose KV is complete in ``source``."""
@@ -129,7 +132,7 @@ class Transfers:
                 self._take_back(journey)
                 self._waiting.append(_Journey(journey.source, journey.sequence, journey.ready_s))
         self._waiting.sort(key=lambda journey: (journey.ready_s, journey.sequence.index))
-        self._free_s.pop(index, None)
+        self._lanes.pop(index, None)
         self.call()
 
     def _take_back(self, journey: _Journey) -> None:
@@ -163,7 +166,7 @@ class Transfers:
                 if not able:
                     left.append(journey)
                     continue
-                journey.endpoint = self._policy.choose(request, able)
+                journey.endpoint = self.policy.choose(request, able)
                 journey.endpoint.outstanding += 1
                 self._announce(journey, journey.endpoint)
             if journey.seen_s > self._env.now:
@@ -193,11 +196,13 @@ class Transfers:
         journey.incoming, journey.spared = incoming, spared
         source, now = journey.source.index, self._env.now
         tokens = incoming.known_tokens - 1 - spared
-        start = max(now, self._free_s.get(source, 0.0))
-        end = start + on_grid(self._link_of(source, journey.endpoint.index).seconds(tokens))
-        self._free_s[source] = end
+        if source not in self._lanes:
+            self._lanes[source] = engine_module().Lane()
+            self._log.lanes.append(("kv transfer", self._lanes[source]))
+        link = self._link_of(source, journey.endpoint.index)
+        end = self._lanes[source].occupy(now, on_grid(link.seconds(tokens)), tokens * link.bytes_per_token)
         self._moving.append(journey)
-        self._env.call(self._arrived, journey, end - now)
+        self._env.call(self._arrived, journey, end - now + on_grid(link.setup_s))
         self._log.transferred_tokens += tokens
         return True
 

@@ -16,6 +16,7 @@ from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.workers import study_workers
 from hwprofiles import weakest
 from simulator.running.metrics import combine_replications
+from simulator.running.refusals import evictions_of
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario, load_scenario, place_of
 from simulator.speculation import borrowed_acceptance
 from simulator.studies.alspec import at_range_end
@@ -39,6 +40,7 @@ from simulator.studies.compare.document import (
     MODELLED,
     SAME_GOODPUT,
     SAMPLING,
+    CacheOutcome,
     CompareDocument,
     ComparedVariant,
     CompareResult,
@@ -169,6 +171,7 @@ def compare_variants(
         differ = len(alike) < len(answers)  # variants that run alike do so whatever the assumed parameters are
         tornado = swings(variants, bases, metric, side, answers, pool) if sensitivity and differ else []
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
+    bounds = _clairvoyant(variants, bases)
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost
     if alike:
@@ -179,7 +182,7 @@ def compare_variants(
     crossings = [crossing for curve in curves for crossing in curve.crossings]
     nearest = nearest_crossing(crossings, scenario_load(variants[0].scenario, path) if path else None)
     data = CompareDocument(
-        variants=[_compared(one, bases[one.name], combined, ratios[one.name]) for one in variants],
+        variants=[_compared(one, bases[one.name], combined, ratios[one.name], bounds) for one in variants],
         baseline=variants[0].name,
         metric=metric,
         level=LEVEL,
@@ -383,8 +386,24 @@ OF_THE_RUN = ("summary", "intervals", "likely", "slo", "bottleneck", "basis", "c
               "usd_per_million_output_tokens", "scenario")  # fmt: skip
 
 
+def _clairvoyant(variants: Sequence[Variant], bases: Mapping[str, str]) -> dict[str, str] | None:
+    """Clairvoyant variant by baseline; None if all variants have the same eviction policies."""
+    evictions = {one.name: evictions_of(one.scenario) for one in variants}
+    if all(one == evictions[variants[0].name] for one in evictions.values()):
+        return None
+    return {
+        bases[name]: name
+        for name, by_field in evictions.items()
+        if any(one.rule.clairvoyant for one in by_field.values())
+    }
+
+
 def _compared(
-    variant: Variant, base: str, runs: Mapping[str, Json], ratios: dict[str, Ratio | None]
+    variant: Variant,
+    base: str,
+    runs: Mapping[str, Json],
+    ratios: dict[str, Ratio | None],
+    bounds: Mapping[str, str] | None,
 ) -> ComparedVariant:
     attention, run = variant.scenario.attention_speculation, runs[variant.name]
     return ComparedVariant(
@@ -393,8 +412,9 @@ def _compared(
         baseline=base,
         speedup=ratios,
         interval_of=ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
-        ideal=attention is not None and attention.reading == "pipelined",
+        ideal=(attention is not None and attention.reading == "pipelined") or variant.name in (bounds or {}).values(),
         drafting=None if attention is not None else DraftingGain.of(runs[base], run),
+        cache=None if bounds is None else CacheOutcome.of(run, runs[bounds[base]] if base in bounds else None),
         **{key: run[key] for key in OF_THE_RUN},
     )
 

@@ -73,6 +73,49 @@ class DraftingGain(DocumentPart):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheOutcome(DocumentPart):
+    """Tokens that a variant's eviction policies find in the caches, and their regret against the clairvoyant bound."""
+
+    prefix_hit_rate: float | None
+    hit_rate_by_tier: dict[str, float | None] | None
+    mean_task_s: float | None
+    """Mean seconds of a session, from its first arrival to its last end; None if no request waits for another."""
+    p99_task_s: float | None
+    regret: dict[str, float | None] | None = None
+    """Distance to the clairvoyant variant: hit rate below it; shares by which TTFT, task time and cost are above it;
+    None if no variant is clairvoyant."""
+
+    @classmethod
+    def of(cls, run: Json, bound: Json | None) -> CacheOutcome:
+        """Outcome of a variant's runs, and of the clairvoyant variant's."""
+        own, best = (None if one is None else _cache_figures(one) for one in (run, bound))
+        assert own is not None
+        regret = (
+            None if best is None else {key: _regret(key, own[key], best[key]) for key in own if key != "p99_task_s"}
+        )
+        tasks = {key: own[key] for key in ("mean_task_s", "p99_task_s")}
+        tiers = run["kv_cache"].get("hit_rate_by_tier")
+        return cls(prefix_hit_rate=own["prefix_hit_rate"], hit_rate_by_tier=tiers, regret=regret, **tasks)
+
+
+def _cache_figures(run: Json) -> dict[str, float | None]:
+    tasks = run.get("tasks") or {}
+    return {
+        "prefix_hit_rate": run["kv_cache"]["prefix_hit_rate"],
+        "mean_ttft_ms": run["summary"].get("mean_ttft_ms"),
+        "mean_task_s": tasks.get("mean_s"),
+        "p99_task_s": tasks.get("p99_s"),
+        "usd_per_million_output_tokens": run["usd_per_million_output_tokens"],
+    }
+
+
+def _regret(key: str, own: float | None, best: float | None) -> float | None:
+    if own is None or best is None:
+        return None
+    return best - own if key == "prefix_hit_rate" else own / best - 1.0 if best else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedVariant(DocumentPart):
     """A variant of a comparison."""
 
@@ -99,6 +142,8 @@ class ComparedVariant(DocumentPart):
     scenario: Json
     drafting: DraftingGain | None = None
     """None unless the variant drafts and its baseline does not."""
+    cache: CacheOutcome | None = None
+    """None unless eviction policies differ between variants."""
 
     def value(self, metric: str) -> Any:
         """Value of a compared metric; None if the variant's runs do not measure it."""
@@ -201,16 +246,23 @@ def compare_sentence(data: CompareDocument) -> str:
     best, reached, where = winner.name, times(ratio.ratio), f" in {what}"
     interval = _interval(ratio, winner.interval_of)
     good: list[Any] = [(variant.slo or {}).get("good_share") for variant in data.variants]
-    lead = ""
+    lead = share = ""
     if data.metric != GOODPUT and None not in good:
         low, high = min(good), max(good)
-        shares = f"{low:.1%} to {high:.1%}"
-        if high - low < SAME_GOODPUT:
-            shares = f"{low:.1%}" if low == high else f"at least {low:.1%}"
-        lead = f"Within the SLO are {shares} of the requests of every variant. "
+        shares = (
+            f"{low:.1%} to {high:.1%}"
+            if high - low >= SAME_GOODPUT
+            else f"{low:.1%}"
+            if low == high
+            else f"about {low:.1%}"
+        )
+        if low < 1.0:
+            share = f" Within the SLO are {shares} of the requests of every variant."
+        if all(variant.missed for variant in data.variants):
+            lead, share = "No variant meets the SLO. ", ""
     side, likely = ratio.side, "" if ratio.verdict else "probably "
     if abs(ratio.ratio - 1.0) < SAME_RATIO:
-        side = 0
+        side, interval = 0, _interval(ratio, winner.interval_of, judged=False)
         text = f"{best} and {base} differ by less than {SAME_RATIO:.1%}{where}: {reached}{interval}"
     elif side > 0:
         text = f"{best} {likely}improves {what} {reached} over {base}{interval}"
@@ -224,7 +276,7 @@ def compare_sentence(data: CompareDocument) -> str:
     else:
         text = f"No variant beats {base} surely{where}; the best, {best}, reaches {reached}{interval}"
     text += _crossover_words(data, best) + _sensitivity_words(data, best, side) + _drafting_words(data)
-    return lead + text + _overload_words(data) + _slo_words(data)
+    return lead + text + share + _overload_words(data) + _slo_words(data)
 
 
 def _by_load_sentence(data: CompareDocument) -> str:
@@ -322,18 +374,20 @@ def _drafting_words(data: CompareDocument) -> str:
     return "" if drafting is None else drafting[1].words(drafting[0].name, drafting[0].baseline)
 
 
-def _interval(ratio: Ratio, what: str) -> str:
+def _interval(ratio: Ratio, what: str, judged: bool = True) -> str:
+    """Interval of a ratio in brackets; if ``judged``, with the probability that the variant is better."""
     if ratio.low is None or ratio.high is None:
         return ""
     words = "over the range of assumed costs" if what == ASSUMED else "95 % interval"
-    likely = ratio.probability
-    chance = "" if likely is None else f", {chance_words(likely)} likely to be better"
+    likely = ratio.probability if judged else None
+    better = likely is None or likely >= 0.5
+    chance = "" if likely is None else f", {chance_words(likely if better else 1.0 - likely)} likely to be "
+    chance += ("better" if better else "worse") * bool(chance)
     if likely in (LEAST_SURE, MOST_SURE):
         chance = f", likely to be {'better' if likely == MOST_SURE else 'worse'}: no surer without calibrated evidence"
-    if ratio.undecided:
+    if judged and ratio.undecided:
         chance = ", which of the two is better is undecided"
-    undecided = "undecided: " * (likely is not None and not ratio.side and not ratio.undecided)
-    return f" ({undecided}{words} {times(ratio.low)} to {times(ratio.high)}{chance})"
+    return f" ({words} {times(ratio.low)} to {times(ratio.high)}{chance})"
 
 
 SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -341,6 +395,13 @@ SHOWN = ("output_throughput", "request_throughput", "request_goodput", "mean_ttf
 """Metrics shown in tables; further metrics are only in the JSON and the data frame."""
 BRIEF = ("output_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 """Metrics whose speedups a terminal shows without ``--full``."""
+REGRETS = {
+    "prefix_hit_rate": "not found",
+    "mean_ttft_ms": "TTFT",
+    "mean_task_s": "task",
+    COSTS[0]: "cost",
+}
+"""Regret against the clairvoyant bound, in words of a table."""
 FAR = 100.0
 """Ratio above which an interval's end is shown as a bound (``>100``)."""
 
@@ -404,7 +465,11 @@ class CompareResult(StudyResult[CompareDocument]):
     def tables(self) -> list[Table]:
         data = self.data
         others = _sensitivity_table(data), _curve_table(data), _crossover_table(data)
-        return [_speedup_table(data), _value_table(data), *(table for table in others if table.rows)]
+        return [
+            _speedup_table(data),
+            _value_table(data),
+            *(table for table in (_cache_table(data), *others) if table.rows),
+        ]
 
 
 def _speedup_table(data: CompareDocument) -> Table:
@@ -450,6 +515,28 @@ def _value_table(data: CompareDocument) -> Table:
     details = {metric_with_unit(key) for key in SHOWN if key in HIGHER_IS_BETTER and key != data.metric}
     details |= {"basis"} if len({variant.basis for variant in data.variants}) == 1 else set()
     return Table("Means", ["", *(one.name for one in data.variants)], rows, name="means", details=details)
+
+
+def _cache_table(data: CompareDocument) -> Table:
+    """Table of what eviction policies find, and of their regret; empty if all variants have the same."""
+    columns: dict[str, list[Value]] = {}
+    caches = [one.cache for one in data.variants if one.cache is not None]
+    if caches:
+        columns["found"] = [_percent(cache.prefix_hit_rate) for cache in caches]
+        tiers = caches[0].hit_rate_by_tier or {}
+        for tier in tiers if len(tiers) > 1 else ():
+            columns[f"in {tier}"] = [_percent((cache.hit_rate_by_tier or {}).get(tier)) for cache in caches]
+        columns["mean task (s)"] = [cache.mean_task_s for cache in caches]
+        columns["p99 task (s)"] = [cache.p99_task_s for cache in caches]
+        for key, words in REGRETS.items():
+            columns[words] = [_percent((cache.regret or {}).get(key)) for cache in caches]
+    columns = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+    rows = [[one.name, *cells] for one, *cells in zip(data.variants, *columns.values(), strict=True)] if columns else []
+    return Table("Prompt tokens found in caches, and regret against belady", ["", *columns], rows, name="caches")
+
+
+def _percent(share: float | None) -> Value:
+    return None if share is None else Cell(f"{share:.1%}", value=share)
 
 
 def _sensitivity_table(data: CompareDocument) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,7 +17,12 @@ from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import chance_words
 from simulator.running.metrics.uncertainty import MOST_SURE
-from simulator.running.metrics.usage import main_bottleneck, tokens_per_joule, usd_per_million_tokens
+from simulator.running.metrics.usage import (
+    HOURS_PER_MONTH,
+    main_bottleneck,
+    tokens_per_joule,
+    usd_per_million_tokens,
+)
 from simulator.running.scenario import Scenario, scenario_from
 from simulator.studies.artefacts import artefact
 from simulator.studies.engine_flags import launch_flags
@@ -25,13 +31,14 @@ from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
 from simulator.studies.plan.search import Candidate, Plan
 from simulator.studies.plan.summary import (
+    ChipCost,
     PlannedHour,
+    chip_costs,
     headroom_words,
     hours_table,
     plan_summary,
     plan_summary_table,
     planned_hours,
-    price_words,
 )
 from simulator.studies.plan.trials import LoadPoint, Verdict
 from simulator.studies.study_file import StudyFile, yaml_text
@@ -213,6 +220,8 @@ class PlanDocument(StudyDocument):
     growth: float
     power_budget_w: float | None
     slo: dict[str, float]
+    limits: str
+    """The SLO in words."""
     ranked_by: str
     load: Json | None
     candidates: list[PlannedLayout]
@@ -221,6 +230,8 @@ class PlanDocument(StudyDocument):
     next_cheaper: NextCheaper | None
     pareto: list[str]
     plan_summary: Json | None
+    by_chip: list[ChipCost] = field(default_factory=list)
+    """Cheapest layout of every chip, the cheapest chip first."""
     hours: list[PlannedHour] = field(default_factory=list)
     replications: int
     runs: int
@@ -266,7 +277,7 @@ class PlanResult(StudyResult[PlanDocument]):
         )
         words += "the model's error included, as in the likely range of the binding figure (--full: nine in ten)."
         steps = any("-token steps" in row.layout for row in self.data.candidates)
-        return words + " 2048-token steps: max_num_batched_tokens." * steps
+        return words + " TP2: two chips share each layer." + " 2048-token steps: max_num_batched_tokens." * steps
 
     @property
     def best(self) -> BestLayout | None:
@@ -283,7 +294,7 @@ class PlanResult(StudyResult[PlanDocument]):
         rate, workload = self.data.request_rate, self.data.scenario["workload"]
         mean = " on average" if workload.get("trace") else ""
         goal = "highest rate" if rate is None else f"{number(rate)} {ARRIVING[self.data.unit]} per second{mean}"
-        return f"Capacity plan: {self.model}, {goal}"
+        return f"Capacity plan: {self.model}, {goal}, {self.data.limits}"
 
     @property
     def facts(self) -> str:
@@ -421,6 +432,7 @@ def plan_document(plan: Plan) -> PlanDocument:
         growth=options.growth,
         power_budget_w=options.power_budget_w,
         slo=plan.objective.document(),
+        limits=limits_words(plan.objective),
         ranked_by="max_rate" if plan.rate is None else "usd_per_hour" if plan.by_price else "chips",
         load=None if rate is None or plan.load is None else plan.load.values_at(plan.study.scenario, rate),
         candidates=candidates,
@@ -428,7 +440,8 @@ def plan_document(plan: Plan) -> PlanDocument:
         next_cheaper=None if cheaper is None else NextCheaper(layout=cheaper.name, reason=cheaper.reason),
         pareto=[candidate.name for candidate in pareto_front(plan)],
         conclusion=plan_sentence(plan),
-        plan_summary=plan_summary(plan),
+        plan_summary=plan_summary(plan, cheaper),
+        by_chip=chip_costs(plan),
         hours=planned_hours(plan),
         replications=options.replications,
         runs=plan.runs,
@@ -530,62 +543,54 @@ def next_cheaper(plan: Plan) -> Candidate | None:
 
 
 def plan_sentence(plan: Plan) -> str:
-    """Conclusion of the plan in one or two sentences."""
-    limits, unit = limits_words(plan.objective), plan.study.scenario.workload.rate_unit
-    best = plan.best
+    """Conclusion of the plan: layout, dollars a month, headroom and probability, or why no layout holds the SLO."""
+    best, options = plan.best, plan.options
     if best is None:
-        return _nothing_holds(plan, limits)
-    prices = f" Prices per chip and hour: {words}." if (words := price_words(plan)) else ""
-    verdict = best.verdict
-    assert verdict is not None
-    assert verdict.binding is not None
-    binds = latency_words(verdict.binding, verdict.values[verdict.binding])
-    binds += " binds" if verdict.slo_ratio > BINDS else " is nearest its limit"
-    price = "" if best.usd_per_hour is None else f" at ${best.usd_per_hour:,.2f}/h"
-    chips = f"{best.chips} chip{'s' if best.chips > 1 else ''}{price}"
+        return _nothing_holds(plan, limits_words(plan.objective))
+    parts = []
+    if best.usd_per_hour is not None:
+        parts.append(f"${best.usd_per_hour * HOURS_PER_MONTH:,.0f} a month")
     reach = "at least" if best.at_least else "up to"
     if plan.rate is None:
-        within = "" if plan.options.power_budget_w is None else f" within {plan.options.power_budget_w:,.0f} W"
-        words = f"{best.name} ({chips}) holds {limits} {reach} {number(best.max_rate, 3)} {unit}{within}"
-        words += ", more than any other"
-        sure = f", {_sure_words(best)}" if best.chance is not None else ""
-        return f"{words}{sure}; {binds} at that rate.{prices}"
-    at = f"at {number(plan.rate, 3)} {unit}"
-    if plan.options.growth != 1.0:
-        window = plan.load.window if plan.load is not None else ""
-        at += f" ({plan.options.growth:g} times {f'the rate of {window}' if window else 'today'})"
-    words = (
-        f"{best.name} ({chips}) is the {'cheapest' if plan.by_price else 'smallest'} layout that holds {limits} {at}: "
-    )
-    words += binds
-    if best.max_rate is not None:
-        headroom = headroom_words(best.max_rate, plan.rate)
-        words += f"; its highest rate is {reach} {number(best.max_rate, 3)} {unit} ({headroom})"
-    words += f"; {sure}" if (sure := _sure_words(best)) else ""
-    cheaper = next_cheaper(plan)
-    if cheaper is not None:
-        words += f". The next cheaper, {cheaper.name}, fails: {cheaper.reason}"
-    return f"{words}.{prices}"
+        within = "" if options.power_budget_w is None else f" within {options.power_budget_w:,.0f} W"
+        words = f"{_short(best)} serves the most{within}: {reach} {number(best.max_rate, 3)} {_unit(plan)}"
+    else:
+        grown = "" if options.growth == 1.0 else f" at {options.growth:g} times today's load"
+        words = f"{_short(best)} is the {'cheapest' if plan.by_price else 'smallest'} layout that holds the SLO{grown}"
+        if best.max_rate is not None:
+            parts.append(headroom_words(best.max_rate, plan.rate))
+    if sure := _sure_words(best):
+        parts.append(sure)
+    return f"{words}{': ' * bool(parts)}{', '.join(parts)}."
+
+
+def _short(layout: Candidate) -> str:
+    """Name of a layout in a sentence: the tables have the engine's settings and a tensor parallelism of one."""
+    return re.sub(r" TP1\b|, \d+-token steps", "", layout.name)
 
 
 def _sure_words(best: Candidate) -> str:
-    """Clause on the certainty of the winner: over its runs, and with the model error included."""
-    verdict, words = best.verdict, []
-    if verdict is not None and verdict.runs > 1:
-        words.append(f"it meets the SLO in {verdict.share:.0%} of {verdict.runs} runs")
-    elif verdict is not None and verdict.method == "block bootstrap":
-        words.append(f"it meets the SLO in {verdict.share:.0%} of {RESAMPLES} resamples of the trace")
+    """Probability that the winner meets the SLO: with the model's error, or over its runs where that is unknown."""
+    verdict = best.verdict
     if best.chance is not None:
-        words.append(f"with {chance_words(best.chance)} probability if the model's own error is counted")
-    return " and ".join(words)
+        return f"SLO met with {chance_words(best.chance)} probability"
+    if verdict is not None and verdict.runs > 1:
+        return f"SLO met in {verdict.share:.0%} of {verdict.runs} runs, the model's error not counted"
+    if verdict is not None and verdict.method == "block bootstrap":
+        return f"SLO met in {verdict.share:.0%} of {RESAMPLES} resamples of the trace, the model's error not counted"
+    return ""
+
+
+def _unit(plan: Plan) -> str:
+    return plan.study.scenario.workload.rate_unit
 
 
 def _nothing_holds(plan: Plan, limits: str) -> str:
-    at = "at any rate" if plan.rate is None else f"at {number(plan.rate, 3)} {plan.study.scenario.workload.rate_unit}"
+    at = "at any rate" if plan.rate is None else f"at {number(plan.rate, 3)} {_unit(plan)}"
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
         nearest = min(tried, key=_slo_ratio)
-        words = f"No layout holds {limits} {at}; the nearest, {nearest.name}, has {nearest.reason}."
+        words = f"No layout holds {limits} {at}; the nearest, {_short(nearest)}, has {nearest.reason}."
         surest = max((c.chance for c in tried if c.chance is not None), default=0.0)
         if surest < 0.01:
             return words

@@ -11,6 +11,7 @@ from typing import Any
 from forerun.document import DocumentPart
 from forerun.errors import ArgumentError, ForerunError, NothingServedError
 from hwprofiles import Chip, load_chip
+from simulator.running.metrics.usage import stores_usd_per_hour
 from simulator.running.scenario import Scenario
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.estimate import kept_build, steady_parts
@@ -64,6 +65,13 @@ class Layout:
     """True if ``hardware.replicas`` sets the number of copies; pools set their own numbers."""
     spare: int = 0
     """Number of redundant replicas beyond those that meet the objective, for failures."""
+    shared_usd_per_hour: float = 0.0
+    """Rent of a KV store that all replicas share."""
+
+    @property
+    def chip_names(self) -> str:
+        """Chips of the layout: one name, or those of its pools joined."""
+        return " + ".join(dict.fromkeys(hardware.chip for _, hardware in _parts(self.scenario)))
 
     @property
     def board_w(self) -> float:
@@ -171,10 +179,11 @@ def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Set
     except ForerunError:
         pass  # no steady state in closed form: only the event simulation can tell
     bills = [count * price.usd_per_hour for count, _, price in rents if price is not None]
-    usd = sum(bills) if len(bills) == len(rents) else None
+    own, shared = stores_usd_per_hour(scenario)
+    usd = sum(bills) + own if len(bills) == len(rents) else None
     prices = {chip: price for _, chip, price in rents if price is not None}
     chips = sum(count for count, *_ in rents)
-    return Layout(settings, scenario, name, chips, usd, refused, steady, prices, not scenario.pools, spare)
+    return Layout(settings, scenario, name, chips, usd, refused, steady, prices, not scenario.pools, spare, shared)
 
 
 def _spread_experts(hardware: HardwareConfig, settings: Settings) -> dict[str, Any]:

@@ -8,8 +8,8 @@ whether a layout meets the SLO. Layouts of equal cost rank by the distance from 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
 
@@ -20,7 +20,9 @@ from forerun.errors import ForerunError, InvariantError
 from forerun.tables import number
 from forerun.workers import Workers, study_workers
 from simulator.running.metrics.conclusion import NO_INTERVAL
+from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
 from simulator.running.metrics.uncertainty import assumed_engine
+from simulator.running.metrics.usage import store_price_notes
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
@@ -63,6 +65,8 @@ class Candidate:
     """Simulated replicas if a power budget allows more: ``copies`` such groups serve ``copies`` times the rate."""
     chance: float | None = None
     """Probability of meeting the SLO, model error included; None if not computed."""
+    share: float | None = None
+    """Share of the draws of the model error that meet the SLO; None if not computed."""
     intervals: Mapping[str, list[float]] = field(default_factory=dict)
     """90 % intervals of the limited metrics, model error included; empty if not computed."""
     likely: Mapping[str, list[float]] = field(default_factory=dict)
@@ -86,28 +90,33 @@ class Candidate:
     @property
     def usd_per_hour(self) -> float | None:
         usd = self.layout.usd_per_hour
-        return None if usd is None else usd * self.layout.rented(self.replicas)
+        return None if usd is None else usd * self.layout.rented(self.replicas) + self.layout.shared_usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class HeadroomCases:
-    """The best layout under a failed replica, a higher load and an hourly profile."""
+    """The best layout, of all or of one chip, under a failed replica, a higher load and an hourly profile."""
 
     one_less: Candidate | None
-    """The best layout with one replica down; None if it has only one replica."""
+    """The layout with one replica down; None if it has only one replica."""
     doubled: Candidate | None
-    """The best layout with enough replicas for ``GROWTH`` times the load; None if no tried number meets the SLO."""
+    """The layout with enough replicas for ``GROWTH`` times the load; None if no tried number meets the SLO."""
     hours: tuple[tuple[float, float, int], ...] = ()
     """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest rate
     of the hour for a profile, and the mean for a log."""
     began_s: float | None = None
     """Unix time of the start of hour 0; None if the hours have no dates."""
+    fewest: tuple[int, int] | None = None
+    """Replicas that meet the SLO at the favourable and at the unfavourable end of the model error's 90 % interval; None
+    without an interval."""
 
 
 GROWTH = 2.0
 """Ratio of the growth case's load to the planned load."""
 MORE_TRIED = 3
 """Number of further replica counts that the growth case tries if the first misses the SLO."""
+TRIED_OF_A_CHIP = 24
+"""Maximum candidates of a chip that are tried after the search has enough layouts, all of other chips."""
 
 
 @dataclass(slots=True)
@@ -127,6 +136,17 @@ class Plan:
     load: PlannedLoad | None = None
     headroom_cases: HeadroomCases | None = None
     """The best layout under changed conditions; None without ``headroom`` or if no layout meets the SLO."""
+    chip_cases: dict[str, HeadroomCases] = field(default_factory=dict)
+    """The same, without hours, for the best layout of each chip; empty without ``headroom``."""
+
+    @property
+    def best_of_chips(self) -> dict[str, Candidate]:
+        """Best candidate of each chip, the best chip first; a chip that holds nothing has one not simulated, if any."""
+        first: dict[str, Candidate] = {}
+        order = {"meets": 0, "not simulated": 1}
+        for candidate in sorted(self.candidates, key=lambda candidate: order.get(candidate.status, 2)):
+            first.setdefault(candidate.layout.chip_names, candidate)
+        return first
 
     @property
     def best(self) -> Candidate | None:
@@ -233,6 +253,8 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
     if by_price and prices is not None and not isinstance(prices.usd_per_chip_hour, dict) and len(chips) > 1:
         chip = study.scenario.hardware.chip
         notes.append(f"prices.usd_per_chip_hour is the price of {chip}; other chips cost what their profiles say")
+    if by_price:
+        notes += store_price_notes(study.scenario)
     return notes
 
 
@@ -406,25 +428,51 @@ class CheapestFirst(_Search):
                 self._push(index, 0)
         winners: list[Candidate] = []
         cheapest = inf
-        while self._queue:
-            if self._enough(len(winners), cheapest):
-                break
-            cost, index, place = heapq.heappop(self._queue)
-            candidate = self._try(index, place)
-            self._count_model_error(candidate, self._rate)
-            self._tried.append(candidate)
+        while self._queue and not self._enough(len(winners), cheapest):
+            candidate = self._try_cheapest()
             if candidate.status == "meets":
                 winners.append(candidate)
-                cheapest = min(cheapest, cost)
-            elif candidate.status == "misses":
-                self._next(index, place, candidate)
+                cheapest = min(cheapest, self._plan.cost(candidate))
+        if self._plan.options.headroom and winners:
+            winners += self._winners_of_other_chips({one.layout.chip_names for one in winners})
         self._leave_rest(cheapest)
         if self._plan.options.headroom:
             self._find_headroom(winners)
         ranked = sorted(self._tried, key=self._rank)
         if self._plan.options.headroom and winners:
-            self._plan.headroom_cases = self._headroom_cases(ranked[0])
+            firsts = {one.layout.chip_names: one for one in reversed(ranked) if one.status == "meets"}
+            self._plan.chip_cases = {chip: self._headroom_cases(one) for chip, one in firsts.items()}
+            cases = self._plan.chip_cases[ranked[0].layout.chip_names]
+            self._plan.headroom_cases = replace(cases, hours=self._hours(ranked[0]))
         return ranked
+
+    def _try_cheapest(self) -> Candidate:
+        """Judge the cheapest candidate of the queue; if it misses, its layout is queued with more replicas."""
+        _, index, place = heapq.heappop(self._queue)
+        candidate = self._try(index, place)
+        self._count_model_error(candidate, self._rate)
+        self._tried.append(candidate)
+        if candidate.status == "misses":
+            self._next(index, place, candidate)
+        return candidate
+
+    def _winners_of_other_chips(self, known: Set[str]) -> list[Candidate]:
+        """First layout that meets the objective of every chip that has none yet, however dear."""
+        queue, winners = self._queue, []
+        for chip in dict.fromkeys(layout.chip_names for layout in self._layouts):
+            if chip in known:
+                continue
+            own = [entry for entry in queue if self._layouts[entry[1]].chip_names == chip]
+            queue = [entry for entry in queue if entry not in own]
+            self._queue = sorted(own)
+            for _ in range(TRIED_OF_A_CHIP):
+                candidate = self._try_cheapest() if self._queue else None
+                if candidate is None or candidate.status == "meets":
+                    winners += [candidate] if candidate is not None else []
+                    break
+            queue += self._queue
+        self._queue = sorted(queue)
+        return winners
 
     def _enough(self, holding: int, cheapest: float) -> bool:
         cost = self._queue[0][0]
@@ -482,23 +530,25 @@ class CheapestFirst(_Search):
         self._count_model_error(unloaded, rate)
         return unloaded.reason if unloaded.status == "misses" else None
 
-    def _count_model_error(self, candidate: Candidate, rate: float) -> None:
-        """Mark a candidate as missing if its probability with the model error is below the required confidence."""
+    def _count_model_error(self, candidate: Candidate, rate: float, always: bool = False) -> None:
+        """Mark a candidate as missing if its probability with the model error is below the required confidence.
+
+        With ``always``, candidates that miss as predicted get a probability too.
+        """
         plan = self._plan
-        if candidate.status != "meets" or not plan.options.interval:
+        if candidate.verdict is None or not (always or candidate.status == "meets") or not plan.options.interval:
             return
-        assert candidate.verdict is not None
         layout = candidate.layout
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
         arguments = (driven, plan.options.seed, plan.objective, candidate.verdict)
         try:
             held = self._workers.start(chance_to_hold, *arguments)()
-            candidate.chance, candidate.intervals, candidate.likely = held
+            candidate.chance, candidate.intervals, candidate.likely, candidate.share = held
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
             return
         plan.runs += 1
-        if candidate.chance is not None and candidate.chance < plan.options.confidence:
+        if candidate.status == "meets" and candidate.chance is not None and candidate.chance < plan.options.confidence:
             candidate.status = "misses"
             required = plan.options.confidence
             candidate.reason = (
@@ -573,15 +623,40 @@ class CheapestFirst(_Search):
         layout = best.layout
         if not layout.scalable:
             return HeadroomCases(None, None)
+        began_s = trace_began_s(self._plan.study.scenario.workload)
         left = layout.rented(best.replicas) - 1
         one_less = self._surely_tried_at(layout, left, self._rate) if left else None
         grown = self._rate * GROWTH
         reach = best.max_rate or self._rate
+        if reach >= grown:  # the search for the highest rate has tried it
+            return HeadroomCases(one_less, best, began_s=began_s, fewest=self._fewest(best, one_less))
         first = max(best.replicas, ceil(best.replicas * grown / reach - 1e-9))
         tried = (self._surely_tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
         doubled = next((candidate for candidate in tried if candidate.status == "meets"), None)
-        workload = self._plan.study.scenario.workload
-        return HeadroomCases(one_less, doubled, self._hours(best), trace_began_s(workload))
+        return HeadroomCases(one_less, doubled, began_s=began_s, fewest=self._fewest(best, one_less))
+
+    def _fewest(self, best: Candidate, one_less: Candidate | None) -> tuple[int, int] | None:
+        """Replicas that meet the SLO at both ends of the model error, in steps of a tenth."""
+        if best.share is None:
+            return None
+        tail, step = (1.0 - NINE_IN_TEN) / 2, max(1, round(best.replicas / 10))
+
+        def share(replicas: int) -> float:
+            candidate = one_less
+            if candidate is None or candidate.replicas != replicas:
+                candidate = self._tried_at(best.layout, replicas, self._rate)
+            if candidate.share is None:
+                self._count_model_error(candidate, self._rate, always=True)
+            return candidate.share or 0.0
+
+        few = many = best.replicas
+        while few > step and best.replicas - few < MORE_TRIED * step and share(few - step) >= tail:
+            few -= step
+        held = best.share
+        while held < 1.0 - tail and many - best.replicas < MORE_TRIED * step:
+            many += step
+            held = share(many)
+        return few, many
 
     def _hours(self, best: Candidate) -> tuple[tuple[float, float, int], ...]:
         """Minimum replicas of the best layout that meet the SLO at the highest rate of each hour of a profile."""

@@ -18,7 +18,7 @@ from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, limits_words
-from simulator.studies.plan.search import Candidate, Plan
+from simulator.studies.plan.search import Candidate, HeadroomCases, Plan
 from simulator.studies.steady_state.traffic import population
 from simulator.workload.generate import conversation, trace_began_s
 from simulator.workload.workload_config import ARRIVING
@@ -28,8 +28,8 @@ OVERLOAD = 10.0
 """Maximum SLO ratio used to interpolate the tolerated slowdown: above it, queues grow with the run's length."""
 MOST_LESS_SURE = 3
 """Maximum number of cheaper layouts below the required probability that the summary lists."""
-OF_THE_CONCLUSION = ("Question", "Traffic", "Price of a chip for an hour", "Headroom", "How sure")
-"""Rows of the summary that the conclusion repeats."""
+OF_THE_CONCLUSION = ("Question", "Traffic", "Headroom", "How sure")
+"""Rows of the summary that title and conclusion repeat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,63 @@ class PlannedHour(DocumentPart):
     fixed_usd: float | None
 
 
-def plan_summary(plan: Plan) -> dict[str, Any] | None:
+@dataclass(frozen=True, kw_only=True)
+class ChipCost(DocumentPart):
+    """The cheapest layout of one chip as a buyer sees it: dollars, risk, failure and growth."""
+
+    chip: str
+    layout: str
+    meets_slo: bool
+    reason: str | None
+    """Reason why no layout of the chip meets the SLO; None if one does."""
+    replicas: int
+    chips: int
+    usd_per_month: float | None
+    usd_per_month_range: list[float] | None
+    """Dollars a month at the fast and at the slow end of the 90 % interval of the engine; None if it has none."""
+    basis: str | None
+    probability: float | None
+    prices: dict[str, ChipPrice]
+    replica_fails: str | None
+    twice_the_load: str | None
+
+
+def chip_costs(plan: Plan) -> list[ChipCost]:
+    """Cost of every chip in the plan, cheapest first; chips on which no layout meets the SLO last."""
+    if plan.rate is None or plan.best is None:
+        return []
+    rows = [_chip_cost(plan, chip, candidate) for chip, candidate in plan.best_of_chips.items()]
+    return sorted(rows, key=lambda row: not row.meets_slo)
+
+
+def _chip_cost(plan: Plan, chip: str, best: Candidate) -> ChipCost:
+    layout, holds, cases = best.layout, best.status == "meets", plan.chip_cases.get(chip)
+    few_many = cases.fewest if cases is not None and layout.scalable else None
+    usd, shared = layout.usd_per_hour, layout.shared_usd_per_hour
+    range_of = few_many if few_many and usd else ()
+    return ChipCost(
+        chip=chip,
+        layout=best.name,
+        meets_slo=holds,
+        reason=None if holds else best.reason,
+        replicas=layout.rented(best.replicas),
+        chips=best.chips,
+        usd_per_month=_monthly(best) if holds else None,
+        usd_per_month_range=[((usd or 0.0) * layout.rented(n) + shared) * HOURS_PER_MONTH for n in range_of] or None,
+        basis=None if best.verdict is None else best.verdict.observation.basis,
+        probability=best.chance,
+        prices=dict(layout.prices),
+        replica_fails=_failure(plan, best, cases) if holds and cases else None,
+        twice_the_load=_growth(plan, best, cases) if holds and cases else None,
+    )
+
+
+def _loads(plan: Plan, best: Candidate) -> list[tuple[float, float]]:
+    """SLO ratio of a layout by multiples of the planned load, ascending."""
+    return sorted((point.request_rate * best.copies / (plan.rate or 1.0), point.slo_ratio) for point in best.points)
+
+
+def plan_summary(plan: Plan, cheaper: Candidate | None = None) -> dict[str, Any] | None:
     """Sentences about the winner by heading; None if no layout meets the SLO or no rate was requested."""
     best = plan.best
     if best is None or plan.rate is None:
@@ -62,17 +118,28 @@ def plan_summary(plan: Plan) -> dict[str, Any] | None:
         f"{number(plan.rate, 3)} {arriving} per second within {limits}.",
         "usd_per_month": monthly,
         "cost": "no price is known for these chips" if monthly is None else f"${monthly:,.0f} a month, at all hours",
+        **({} if cheaper is None else {"next cheaper": f"{cheaper.name} fails: {cheaper.reason}"}),
         **_less_sure(plan, best),
         "price of a chip for an hour": price_words(plan) or "not known",
         "headroom": _headroom(plan, best),
         **{heading.lower(): words for heading, words in memory_rows(verdict.observation.memory)},
-        "a replica fails": _failure(plan, best),
-        "twice the load": _growth(plan, best),
+        **(
+            {}
+            if plan.headroom_cases is None
+            else {
+                "a replica fails": _failure(plan, best, plan.headroom_cases),
+                "twice the load": _growth(plan, best, plan.headroom_cases),
+            }
+        ),
         **_by_hour(plan, best),
-        "how sure": "not tried"
-        if best.chance is None
-        else f"every limit is met as predicted, and with {chance_words(best.chance)} probability if the "
-        f"model's own error is counted: the risk is {risk_words(best.chance, verdict.observation.basis)}",
+        **(
+            {}
+            if best.chance is None
+            else {
+                "how sure": f"every limit is met as predicted, and with {chance_words(best.chance)} probability if the "
+                f"model's own error is counted: the risk is {risk_words(best.chance, verdict.observation.basis)}"
+            }
+        ),
         "what would change it": _changes(plan, best),
         "rests on": EVIDENCE_WORDS[verdict.observation.basis],
     }
@@ -163,29 +230,30 @@ def headroom_words(highest: float, rate: float) -> str:
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
 
 
-def _failure(plan: Plan, best: Candidate) -> str:
-    if not best.layout.scalable:
-        return "not tried: the pools of this layout have numbers of their own"
-    if best.layout.spare:
+def _failure(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
+    """Sentence on the layout with one replica down, as simulated."""
+    usd, unit = best.layout.usd_per_hour, "replica" if best.layout.scalable else "deployment"
+    spare = f"one more {unit} keeps every limit" + (
+        "" if usd is None else f", for ${usd * HOURS_PER_MONTH:,.0f} a month"
+    )
+    if best.layout.scalable and best.layout.spare:
         down, rented = best.layout.spare, best.layout.rented(best.replicas)
         return f"{down} of the {rented} may be down and, as predicted, every limit still holds"
-    usd = best.layout.usd_per_hour
-    spare = "one more can be rented" + ("" if usd is None else f" for ${usd * HOURS_PER_MONTH:,.0f} a month")
-    if best.replicas == 1:
-        return f"there is one replica: while it is down nothing is served; {spare}"
-    if plan.headroom_cases is None or plan.headroom_cases.one_less is None:
-        return f"not tried with {best.replicas - 1} of {best.replicas} replicas; {spare}"
-    left = plan.headroom_cases.one_less
+    left = cases.one_less
+    if left is None:
+        return f"there is one {unit}: while it is down nothing is served; {spare}"
     if left.status == "meets":
         chance = "as predicted" if left.chance is None else f"with {chance_words(left.chance)} probability"
         return f"with {left.replicas} of {best.replicas} replicas left every limit still holds, {chance}"
     return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
 
 
-def _growth(plan: Plan, best: Candidate) -> str:
-    if plan.headroom_cases is None:
-        return "not tried"
-    grown = plan.headroom_cases.doubled
+def _growth(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
+    """Sentence on the layout at twice the load, as simulated."""
+    grown = cases.doubled
+    if not best.layout.scalable:
+        usd = _monthly(best)
+        return f"two such deployments ({2 * best.chips} chips{'' if usd is None else f', ${2 * usd:,.0f} a month'})"
     if grown is None:
         return "none of the numbers of replicas tried holds it: it needs a plan of its own"
     if grown.replicas == best.replicas:
@@ -260,8 +328,7 @@ def _changes(plan: Plan, best: Candidate) -> str:
         risk = chance_words(1.0 - plan.options.confidence)
         margins.append((more, many if best.chance is None else f"{many}: the risk is then above {risk}"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
-        loads = [(point.request_rate * best.copies / (plan.rate or 1.0), point.slo_ratio) for point in best.points]
-        times = tolerated_slowdown(loads) or 1.0 / verdict.slo_ratio
+        times = tolerated_slowdown(_loads(plan, best)) or 1.0 / verdict.slo_ratio
         slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
         risk = (
             "" if best.chance is None else f": the risk of that is {risk_words(best.chance, verdict.observation.basis)}"
@@ -271,7 +338,7 @@ def _changes(plan: Plan, best: Candidate) -> str:
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
     if plan.by_price and dearer:
         share, rival = min(dearer, key=lambda one: one[0])
-        margins.append((share, f"a price {{:.0%}} lower for {rival.name}"))
+        margins.append((share, f"a price {{:.0%}} lower for {rival.layout.chip_names}"))
     sentences = [words.format(share) for share, words in sorted(margins)]
     return "; ".join(sentences) if sentences else "nothing that was tried"
 

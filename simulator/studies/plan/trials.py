@@ -287,6 +287,8 @@ class Held(NamedTuple):
     """90 % intervals of the limited metrics, in the form of a run's document."""
     likely: Mapping[str, list[float]]
     """Their likely (50 %) ranges."""
+    share: float | None = None
+    """Share of the draws of the model error that meet the objective, which ``probability`` bounds by the evidence."""
 
 
 def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict: Verdict) -> Held:
@@ -301,8 +303,9 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     sampling = {key: deviation / sqrt(verdict.runs) for key, deviation in error["sampling"].items()}
     figures = {**seen.summary, **verdict.values}
     ends = (intervals_of(figures, error, sampling, level) for level in (NINE_IN_TEN, LIKELY))
-    limited = ({limit.key: one[limit.key] for limit in objective.limits if limit.key in one} for one in ends)
-    return Held(stated_probability(float(np.mean(drawn <= 1.0)), seen.basis), *limited)
+    wide, likely = ({limit.key: one[limit.key] for limit in objective.limits if limit.key in one} for one in ends)
+    share = float(np.mean(drawn <= 1.0))
+    return Held(stated_probability(share, seen.basis), wide, likely, share)
 
 
 def slo_ratios_drawn(

@@ -7,4 +7,5 @@ from simulator.studies.sweep.command import sweep as sweep
 from simulator.studies.sweep.study import SweepResult as SweepResult
 from simulator.studies.tune.command import tune as tune
 from simulator.studies.tune.command import tune_machine as tune_machine
+from simulator.studies.tune.command import tune_router as tune_router
 from simulator.studies.tune.document import TuneResult as TuneResult

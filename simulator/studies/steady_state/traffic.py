@@ -55,11 +55,14 @@ def population(workload: WorkloadConfig) -> Lengths:
     """All requests of a trace, or draws that represent a synthetic workload."""
     if workload.trace is None:
         assert workload.arrivals is not None
-        assert workload.input_tokens is not None
         assert workload.output_tokens is not None
         if workload.sessions is not None:
             turns = generate_requests(workload.model_copy(update={"num_requests": POPULATION, "priorities": None}), 0)
             return Lengths(turns.input_tokens, turns.output_tokens, arrival_cv2(workload.arrivals))
+        if workload.shared_prefixes is not None:
+            sent = generate_requests(workload, 0)
+            return Lengths(sent.input_tokens, sent.output_tokens, arrival_cv2(workload.arrivals), None, sent)
+        assert workload.input_tokens is not None
         _, prompts, outputs = (np.random.default_rng(s) for s in np.random.SeedSequence(0).spawn(3))
         return Lengths(
             draw_lengths(workload.input_tokens, POPULATION, prompts),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from forerun.document import DocumentPart, Json, StudyDocument
+from forerun.document import LEFT_OUT, DocumentPart, Json, StudyDocument
 from forerun.errors import ForerunError, UnknownFieldError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number, percent
 from hwprofiles import weakest
 from simulator.running.metrics.tables import with_interval
 from simulator.studies.frame import ProgressCall, study_header
-from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, load_of, metric_with_unit, metric_words
+from simulator.studies.paired import COSTS, HIGHER_IS_BETTER, LOAD_WORDS, load_of, metric_with_unit, metric_words
 from simulator.studies.study_file import (
     Design,
     Range,
@@ -34,6 +34,7 @@ from simulator.studies.study_file import (
 from simulator.studies.sweep.execute import DaskWorkers, SweepWorkers, execute
 from simulator.studies.sweep.points import Point, make_point, refused_point
 from simulator.studies.sweep.store import SweepStore
+from simulator.studies.sweep.tiers import SIZE, TierCurve, tier_curve, tier_sentence, tier_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,8 @@ class SweepDocument(StudyDocument):
     design: str
     replications: int
     metric: str
+    kv_tier: TierCurve | None = field(default=None, metadata=LEFT_OUT)
+    """Curve over the size of a KV store, where it is all that varies."""
 
     @property
     def done(self) -> list[DonePoint]:
@@ -210,7 +213,8 @@ class SweepResult(StudyResult[SweepDocument]):
         reasons = Counter(point.error or "" for point in points if isinstance(point, FailedPoint))
         failed: list[list[Value]] = [[reason, count] for reason, count in reasons.most_common()]
         title = f"Points{' by load' if len(groups) > 1 else ''}, best first"
-        tables = [Table(title, columns, rows, shown=SWEEP_ROWS, name="points", details=details)]
+        tables = [] if self.data.kv_tier is None else [tier_table(self.data.kv_tier)]
+        tables += [Table(title, columns, rows, shown=SWEEP_ROWS, name="points", details=details)]
         return tables + [Table("Failed", ("reason", "points"), failed, shown=5, name="failed")] * bool(failed)
 
 
@@ -349,12 +353,22 @@ class Study:
             design=self.design,
             replications=self.replications,
             metric=metric,
+            kv_tier=self._tiers(results),
             **study_header(self.scenario, self.seed, weakest(bases) if bases else None, notes),
         )
-        data = replace(data, conclusion=sweep_sentence(data))
+        tiers = [] if data.kv_tier is None else [tier_sentence(data.kv_tier)]
+        data = replace(data, conclusion=" ".join([*tiers, sweep_sentence(data)]))
         words = ["forerun", "sweep", "study.yaml", "--store", "again.sweep", "--seed", str(self.seed)]
         words += ["--replications", str(self.replications), "--metric", metric]
         return SweepResult(data, results, shlex.join(words))
+
+    def _tiers(self, results: Sequence[PointResult]) -> TierCurve | None:
+        """Curve over the size of a KV store, where it is all that varies."""
+        paths = {path for point in self.points for path in point.set}
+        if len(paths) != 1 or not SIZE.fullmatch(path := paths.pop()):
+            return None
+        done = [(float(point.set[path]), dict(point.document)) for point in results if point.document is not None]
+        return tier_curve(path, done, self.scenario, self.seed)
 
 
 def _combined(
@@ -427,6 +441,12 @@ def sweep_sentence(data: SweepDocument) -> str:
         return (
             f"All {len(known)} points have the same {metric_words(metric)} within 1 %: {number(best[1])}{unit}{lost}."
         )
+    if len(known) > 1 and all(point.set and point.set.keys() <= LOAD_WORDS.keys() for point in groups[0]):
+        served = max(point.value("request_throughput") or 0.0 for point in groups[0])
+        ends = sorted((best, worst), key=itemgetter(1))
+        spread = " to ".join(f"{number(value)}{unit} at {name}" for name, value in ends)
+        most = f"the most served is {number(served, 3)} requests/s"
+        return f"{metric_words(metric).capitalize()} from {spread}; {most}{lost}."
     text = f"Best {metric_words(metric)}: {best[0]} with {number(best[1])}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:
         ratio = max(worst[1], best[1]) / min(worst[1], best[1])

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forerun.errors import ArgumentError, ForerunError
-from simulator.studies.frame import Option, ProgressCall, study
+from simulator.studies.frame import Jobs, Option, ProgressCall, study
 
 if TYPE_CHECKING:
     from simulator.studies.study_file import Source, StudyFile
     from simulator.studies.tune.document import TuneResult
     from simulator.studies.tune.machine import MachineResult
+    from simulator.studies.tune.routes import RouterResult
 
 LOCAL_ENGINE = "llama.cpp"
 EMITTED = (
@@ -35,13 +36,14 @@ NO_DRAFTER = "speculation: there is no drafter to tune; give a method and its ac
 
 @study(
     "tune",
-    help="Find the best number of draft tokens, or the best tree, per batch size and context.",
-    source="Scenario file with a speculation section, YAML or JSON.",
+    help="Find the best number of draft tokens, or tree, per batch size and context; or the best routing rule.",
+    source="Scenario file with a speculation section, YAML or JSON; with --router, one of a fleet.",
     progress="tuning",
     files="tune.json, scenario.yaml",
     examples="Examples: forerun tune chat.yaml --emit vllm  |  "
     "forerun tune chat.yaml --batch 1..256 --context 1024,8192 --tokens 1,3,5 --out out/tune  |  "
-    "forerun tune laptop.yaml --from-log server.log --measured 43",
+    "forerun tune laptop.yaml --from-log server.log --measured 43  |  "
+    "forerun tune fleet.yaml --router --metric p90_ttft_ms --out out/router",
 )
 def tune(
     scenario: "Source",
@@ -63,7 +65,7 @@ def tune(
         bool,
         Option("Add what a better drafter is worth by load, and the acceptance length that pays in every cell."),
     ] = False,
-    seed: Annotated[int, Option("Recorded in the result; tune uses no random numbers.", min=0)] = 0,
+    seed: Annotated[int, Option("First seed of the runs of --router; else recorded in the result.", min=0)] = 0,
     progress: ProgressCall | None = None,
 ) -> "TuneResult":
     """Find the best number of draft tokens (or best tree) per batch and context, with intervals; no run is made.
@@ -111,6 +113,8 @@ def _local(options: Mapping[str, Any], base: "StudyFile") -> bool:
     """
     from simulator.timing.framework import LOCAL_FRAMEWORKS
 
+    if "router" in options:
+        return False
     engine, framework = options.get("emit"), base.scenario.engine.framework
     local = engine == LOCAL_ENGINE or (engine is None and framework in LOCAL_FRAMEWORKS)
     rates = [text for text in options.get("measured", ()) if re.fullmatch(r"[\d.:]+", text)]
@@ -179,6 +183,59 @@ def tune_machine(
     if base.speculation is None or base.speculation.method == "none":
         raise ForerunError(f"{NO_DRAFTER}{{method: mtp, num_speculative_tokens: 2, acceptance: {{alpha: 0.8}}}}")
     return tuned_machine(base, logs, measured, p_min, **_axes(batch, context, tokens))
+
+
+@study(
+    "tune",
+    source="Scenario file of a fleet, YAML or JSON.",
+    progress="tuning",
+    switch="router",
+    switch_help="Find the routing rule that serves this workload best: filters, scorers, weights and thresholds.",
+    chosen=lambda options, _: "router" in options,
+    words="with --router",
+)
+def tune_router(
+    scenario: "Source",
+    *,
+    metric: Annotated[
+        str | None,
+        Option(
+            "With --router: metric to judge by; default: mean_e2el_ms, or output_throughput offline.",
+            "KEY",
+            resolved=True,
+        ),
+    ] = None,
+    rules: Annotated[int, Option("With --router: rules of the first round.", min=2, max=1000)] = 12,
+    replications: Annotated[
+        int, Option("With --router: pairs of runs that the gain is measured on.", min=2, max=10_000)
+    ] = 5,
+    emit: Annotated[str | None, Option(EMITTED, "ENGINE")] = None,
+    seed: Annotated[int, Option("First seed of the runs.", min=0)] = 0,
+    jobs: Jobs = None,
+    progress: ProgressCall | None = None,
+) -> "RouterResult":
+    """Find the routing rule that serves a workload best, and its gain over the scenario's own rule.
+
+    Args:
+        scenario: scenario with several replicas, or its file; its own rule is the baseline.
+        metric: metric that decides; default: output throughput for closed loops and bursts, else mean end-to-end
+            latency.
+        rules: rules of the first round; the best of them are varied further.
+        replications: pairs of runs with seeds ``seed``, ``seed + 1``, ... for the gain. The search uses others.
+        emit: ``endpoint-picker`` or another artefact of the best rule, which is added as ``document["artefact"]``.
+        seed: the first seed. jobs: processes; default: one per core. progress: called with (runs done, runs in sight).
+
+    Raises:
+        ForerunError: a single replica, or a scenario that cannot run.
+    """
+    from simulator.studies.study_file import study_of
+    from simulator.studies.tune.routes import best_rule
+
+    base = study_of(scenario)
+    if base.vary or base.variants:
+        raise ForerunError(f"{base.place}: vary, variants: tune takes one scenario; compare takes several")
+    seeds = range(seed, seed + replications)
+    return best_rule(base.scenario, metric or base.metric, rules, seeds, emit, jobs, progress)
 
 
 def _axes(batch: Axis, context: Axis, tokens: Axis) -> dict[str, tuple[int, ...] | None]:

@@ -40,7 +40,6 @@ MODES = {
     "compare OTHER": {"vary": "engine.max_num_seqs=1,2"},
     "dash": {"expose": None},
     "measure --device cuda --output a.csv": {"threads": "1", "profile": "a.yaml"},
-    "twin result.json --scenario": {"seconds": "5"},
     "validate": {"margin": "2", "quick": None, "fresh": None, "jobs": "1"},
     "validate BEFORE kernels": {"margin": "2", "quick": None, "fresh": None, "jobs": "1", "check": "errors.json"},
     "workloads show azure-conv-2023 --format azure-llm": {"columns": "input=ContextTokens"},

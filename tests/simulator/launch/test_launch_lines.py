@@ -14,6 +14,7 @@ from forerun.errors import ForerunError
 from simulator.launch.reading import read_launch
 from simulator.launch.tables import ENGINES, find, known_flags, table
 from simulator.running.scenario import load_scenario, scenario_from
+from simulator.studies.engine_flags import launch_flags
 
 H100 = ["hardware.chip=h100-sxm"]
 QWEN = "vllm serve Qwen/Qwen3-32B"
@@ -49,6 +50,29 @@ LINES = {
         "hardware.replicas": None,
     },
     f"{QWEN} --no-scheduler-reserve-full-isl": {"engine.scheduler_reserve_full_isl": False},
+    f"{QWEN} -tp 2 --kv-offloading-size 64": {"engine.kv_offloading_bytes": 32 * 2.0**30},
+    f"{QWEN} -tp 2 --kv-offloading-size 64 --kv-offloading-backend lmcache": {
+        "engine.kv_stores": [{"bytes": 2.0**36, "saves": "computed", "loads": "background"}]
+    },
+    QWEN
+    + """ --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
+    "kv_connector_extra_config":{"cpu_bytes_to_use":8000000000}}'""": {
+        "engine.kv_stores": [{"bytes": 8e9, "saves": "computed", "loads": "background"}]
+    },
+    f"LMCACHE_LOCAL_CPU=False LMCACHE_LOCAL_DISK=file:///x LMCACHE_MAX_LOCAL_DISK_SIZE=1 {QWEN} -tp 2 "
+    '--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}': {
+        "engine.kv_stores": [
+            {
+                "bytes": 2.0**31,
+                "medium": "disk",
+                "read_bytes_per_s": 6e9,
+                "write_bytes_per_s": 3e9,
+                "saves": "computed",
+            }
+        ]
+    },
+    "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 2 --enable-hierarchical-cache --hicache-size 30 "
+    "--hicache-write-policy write_back": {"engine.kv_stores": [{"bytes": 6e10, "saves": "evicted"}]},
     f"{QWEN} --data-parallel-size 4": {"hardware.replicas": 4, "hardware.attention_data_parallel": None},
     f"{QWEN} --quantization fp8": {"weights_dtype": "fp8"},
     "vllm serve Qwen/Qwen3-32B-FP8 --quantization fp8": {"model": "Qwen/Qwen3-32B-FP8", "weights_dtype": None},
@@ -64,6 +88,9 @@ LINES = {
         "engine.max_num_seqs": 64
     },
     "vllm serve meta-llama/Llama-3.1-8B-Instruct --api-server-count 4": {"engine.api_server_count": 4},
+    "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --tokenizer-worker-num 4": {
+        "engine.api_server_count": 4
+    },
     "python -m sglang.launch_server --model-path Qwen/Qwen3-235B-A22B --tp 8 --dp 4 --enable-dp-attention --ep-size 8 "
     "--chunked-prefill-size 4096 --cuda-graph-max-bs 4": {
         "hardware.tensor_parallel": 2,
@@ -351,3 +378,32 @@ def test_a_prefix_or_a_negation_of_a_flag_is_that_flag():
     assert find("vllm", "--no-enable-chunked-prefill")[1].constant is False
     assert find("llama.cpp", "--gpu") is None
     assert find("vllm", "--max") is None
+
+
+HOST = {"bytes": 6.4e10, "saves": "computed"}
+BACKGROUND = HOST | {"loads": "background"}
+DISK = {"bytes": 2.0**40, "medium": "disk", "read_bytes_per_s": 6e9, "write_bytes_per_s": 3e9, "saves": "computed"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "stores"),
+    [
+        ("vllm", [BACKGROUND]),
+        ("vllm", [{**BACKGROUND, "bytes": 2.0**36}, DISK]),
+        ("vllm", [DISK]),
+        ("sglang", [HOST]),
+        ("sglang", [HOST | {"saves": "evicted"}]),
+    ],
+)
+def test_kv_stores_are_written_as_flags_and_read_back(engine, stores):
+    changes = {"engine.framework": engine, "hardware.tensor_parallel": 2, "engine.kv_stores": stores}
+    line = launch_flags(scenario_from(read(QWEN), "line").with_values(changes))[engine]
+    assert "#" not in line
+    assert read(line)["engine"]["kv_stores"] == stores
+
+
+def test_a_store_without_a_flag_is_a_remark():
+    changes = {"engine.framework": "sglang", "engine.kv_stores": [DISK]}
+    lines = launch_flags(scenario_from(read(QWEN), "line").with_values(changes))
+    assert "add the KV stores that this answer has: disk 1,100 GB" in lines["sglang"]
+    assert "lmcache.max_local_disk_size" in lines["vllm"]

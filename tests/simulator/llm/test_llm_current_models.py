@@ -81,6 +81,30 @@ def test_every_current_config_is_read(path):
         assert architecture.checkpoint_dtypes == entry.checkpoint_dtypes
 
 
+@shared
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "nvidia/DeepSeek-V3.1-NVFP4",
+            "nvidia/GLM-5.1-NVFP4",
+            "nvidia/GLM-5.2-NVFP4",
+            "nvidia/Qwen3.5-397B-A17B-NVFP4",
+        ),
+        *("nvidia/Gemma-4-31B-IT-NVFP4", "nvidia/MiniMax-M2.5-NVFP4", "nvidia/Qwen3-235B-A22B-NVFP4"),
+        *("nvidia/Kimi-K2.6-NVFP4", "nvidia/DeepSeek-V4-Flash-NVFP4", "nvidia/Qwen3.6-35B-A3B-NVFP4"),
+    ],
+)
+def test_names_of_checkpoints_in_four_bits_mean_what_their_files_say(name):
+    """Attention, shared experts and dense layers may stay in 16 bits; Qwen3.6 is made for weight-only kernels."""
+    named = load_architecture(name)
+    stated = load_architecture(SHARED / f"{name.replace('/', '--')}_config.json")
+    parts = {tensor.part for group in named.layer_groups for tensor in group.layer.tensors(named.hidden_size)}
+    assert {part: named.checkpoint_dtypes[part] for part in parts} == {
+        part: stated.checkpoint_dtypes[part] for part in parts
+    }
+
+
 def kv_index_state(architecture):
     summary = architecture_summary(architecture)
     return summary["kv_bytes_per_token"], summary["index_bytes_per_token"], summary["state_bytes_per_sequence"]

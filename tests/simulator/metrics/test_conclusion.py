@@ -42,6 +42,7 @@ def test_the_conclusion_says_whether_the_engine_keeps_up(arrivals, keeps_up, wor
     load = run.document["load"]
     assert load["keeps_up"] is keeps_up
     assert run.conclusion.startswith(words)
+    assert ("too short a run to tell" in run.conclusion) is (arrivals == "soon over")
     assert "limited by" in run.conclusion
     assert (load["arrival_rate"] is None) == (arrivals in ("at once", "in a loop", "while one is served"))
     if keeps_up is False:

@@ -50,6 +50,11 @@ def test_one_run_has_an_error_and_no_mean_of_errors(inputs, forerun):
     assert f"One run; predicted over measured: Mean TPOT {run['error']['mean_tpot_ms']:+.1f} %." in page
     assert "MAPE" not in page.split("<script")[0]
     assert 'class="figure' not in page
+    head, *rows = (
+        (inputs / "out" / "report.html").read_text().partition("Every run: ")[2].split("</table>")[0].split("<tr>")[1:]
+    )
+    assert head.count("<th") == 3
+    assert [row.count("<td") for row in rows] == [3] * len(run["error"])
 
 
 def test_every_metric_that_a_benchmark_measures_has_a_title(inputs, forerun):

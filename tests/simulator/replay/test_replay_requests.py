@@ -630,9 +630,10 @@ def test_a_result_without_a_load_takes_the_scenarios_and_says_so(folder, forerun
     assert any(note.startswith(words) for note in run["notes"])
 
 
-def test_the_first_line_names_every_model_of_a_file_with_several(folder, forerun):
+def test_the_heading_names_every_model_of_a_file_with_several(folder, forerun):
     out = forerun("replay requests models.csv --jobs 1 --chip h100-sxm").out
-    assert out.startswith("2 measured runs served again: llama-3.1-8b, qwen3-8b")
+    assert out.startswith("Predictions are off in the median by: Mean TPOT ")
+    assert "2 measured runs served again: llama-3.1-8b, qwen3-8b" in out
     out = " ".join(forerun("replay requests models.csv --jobs 1 --scenario base.yaml").out.split())
     assert "qwen3-8b in place of the scenario's llama-3.1-8b; 1 configurations of other models" in out
 

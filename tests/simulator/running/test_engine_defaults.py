@@ -194,6 +194,17 @@ def test_a_replay_and_a_launch_line_of_one_server_have_the_same_defaults(engine,
                     assert one == other, (release, model, layout)
 
 
+@pytest.mark.parametrize("chip", ["n300", "Tenstorrent N300"])
+@pytest.mark.parametrize("chips", [None, 2])
+def test_a_result_that_names_the_n300_ran_on_its_two_chips(chip, chips):
+    run = MeasuredRun(
+        name="a", place="a", model="llama-3.1-8b", chip=chip, framework="tt-metal", process="closed-loop",
+        max_concurrency=1, input_tokens=128, output_tokens=128, num_requests=4, tensor_parallel=chips,
+    )  # fmt: skip
+    hardware = run_scenario(run, own_base(run, ())).hardware
+    assert (hardware.chip, hardware.tensor_parallel) == ("n300-chip", 2)
+
+
 def differing(scenario):
     """What a server's defaults decide, without the spelling of its release."""
     engine = {**dict(scenario.engine), "release": None}

@@ -32,6 +32,7 @@ def choices():
     for name, field in EngineConfig.model_json_schema()["properties"].items():
         for kind in field.get("anyOf", [field]):
             values[name] = [*values.get(name, ()), *kind.get("enum", [True, False] * (kind.get("type") == "boolean"))]
+    values["prefix_cache_eviction"].remove("session-aware")  # no cell has sessions
     return {name: some for name, some in values.items() if some}
 
 

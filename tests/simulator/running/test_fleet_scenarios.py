@@ -126,6 +126,7 @@ def test_first_token_follows_the_framework():
 
     assert not samples_first()
     assert samples_first(engine={"framework": "sglang"})
+    assert not samples_first(engine={"framework": "vllm", "release": "0.11.0"})
     assert samples_first(kv_transfer={"first_token": "prefill"})
 
 

@@ -70,6 +70,7 @@ def test_one_line_names_the_field_and_the_way_out(row):
         ("..=3", "--set ..=3: write PATH=VALUE"),
         ("hardware..chip=x", "--set hardware..chip=x: write PATH=VALUE"),
         ("model=[", "--set model:1:"),
+        ("engine.kv_stores.0.bytes=1", "engine.kv_stores.0.bytes: 0 is no index of the list (valid: none"),
         ("hardware.chip.name=x", "chip is a single value, it has no field 'name'"),
         ("workload.trace=x.csv", "--set workload='{trace: x.csv}' replaces the whole section"),
     ],

@@ -267,3 +267,15 @@ def test_what_is_no_range_query_is_refused(tmp_path, result):
     file.write_text(json.dumps({"status": "success", "data": {"result": result}}))
     with pytest.raises(ForerunError, match="range query"):
         observe_files([file], None)
+
+
+def test_seconds_are_taken_where_a_result_does_not_state_its_duration(tmp_path):
+    result = {"model_id": "qwen3-8b", "completed": 8, "total_input_tokens": 800, "total_output_tokens": 80}
+    result |= {"request_rate": 2.0, "mean_ttft_ms": 50.0, "mean_tpot_ms": 9.0}
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result))
+    assert observe_files([file], 60.0).duration_s == 60.0
+    file.write_text(json.dumps(result | {"request_throughput": 2.0}))
+    assert observe_files([file], None).duration_s == 4.0
+    with pytest.raises(ForerunError, match=r"seconds.*has no effect"):
+        observe_files([file], 60.0)

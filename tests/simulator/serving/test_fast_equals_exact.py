@@ -103,9 +103,11 @@ def assert_same(fast: RunLog, exact: RunLog) -> None:
         assert_array_equal(a[order[0]], b[order[1]])
     assert_array_equal(mine.longest_kv[order[0]], theirs.longest_kv[order[1]])
     assert_array_equal(mine.tail_kv[order[0]], theirs.tail_kv[order[1]])
-    for name in ("peak_blocks", "used_blocks", "offloaded_blocks", "loaded_blocks"):
-        assert [getattr(host, name) for host in fast.host_caches] == [getattr(h, name) for h in exact.host_caches]
-    assert fast.host_hit_tokens == exact.host_hit_tokens
+    for name in ("written_blocks", "read_blocks"):
+        assert [getattr(tier, name) for tier in fast.tiers] == [getattr(tier, name) for tier in exact.tiers]
+    assert [tier.store.peak_blocks for tier in fast.tiers] == [tier.store.peak_blocks for tier in exact.tiers]
+    assert fast.tier_hit_tokens == exact.tier_hit_tokens
+    assert [lane.booked_bytes for _, lane in fast.lanes] == [lane.booked_bytes for _, lane in exact.lanes]
     assert_array_equal(gaps(fast), gaps(exact))
     assert fast.swapped_blocks == exact.swapped_blocks
 

@@ -14,10 +14,10 @@ from simulator.serving import (
     Faults,
     FaultsConfig,
     Fleet,
-    HostSpace,
     KvLink,
     Pool,
     RouterConfig,
+    StoreSpace,
 )
 from simulator.serving.clock import on_grid
 from simulator.serving.fleet import faults as faults_module
@@ -53,13 +53,20 @@ def travel(tokens, link=LINK):
 
 
 def test_one_request_prefill_link_decode():
-    """TTFT is the prefill step; then the KV travels, then outputs - 1 decode steps."""
+    """The first token comes with the KV and is streamed with the decode replica's first step, of outputs - 1."""
     log = disaggregated().run(stream([100], [5]))
-    assert_allclose(log.first_token_s[0], PREFILL_S)
+    assert_allclose(log.first_token_s[0], PREFILL_S + travel(100) + DECODE_S)
     assert_allclose(log.finished_s[0], PREFILL_S + travel(100) + 4 * DECODE_S)
     assert log.transferred_tokens == 100
     assert_allclose(log.transfer_s, travel(100))
     assert (log.prompt_replica[0], log.replica[0]) == (0, 1)
+
+
+def test_what_router_and_workers_take_delays_a_prompt_and_not_the_link():
+    link = dataclasses.replace(LINK, setup_s=0.5)
+    log = disaggregated(prefill=1, link=link).run(stream([100, 100], [5, 5]))
+    assert_allclose(sorted(log.finished_s)[0], PREFILL_S + travel(100) + 0.5 + 4 * DECODE_S)
+    assert max(log.first_token_s) < PREFILL_S + 2 * travel(100) + 0.5 + 2 * DECODE_S + 1e-9
 
 
 def test_the_decode_replica_may_compute_the_last_prompt_token():
@@ -79,7 +86,7 @@ def test_a_one_token_answer_needs_no_decode():
 def test_transfers_of_one_replica_go_one_after_the_other():
     log = disaggregated().run(stream([100, 200], [2, 2]))
     first, second = sorted(log.finished_s)
-    assert_allclose(log.first_token_s[:], PREFILL_S, err_msg="both prompts in one step")
+    assert_allclose(log.first_token_s[0], PREFILL_S + travel(100) + DECODE_S, err_msg="both prompts in one step")
     assert first >= PREFILL_S + travel(100) + DECODE_S - 1e-9
     assert second >= PREFILL_S + travel(100) + travel(200) + DECODE_S - 1e-9
     assert_allclose(log.transfer_s, travel(100) + travel(100) + travel(200))
@@ -99,7 +106,7 @@ def test_a_full_decode_pool_holds_back_the_prefill_pool():
     log = disaggregated(decode_limits=tight, prefill_limits=tight).run(stream([100, 100, 100], [10, 10, 10]))
     ends = PREFILL_S + travel(100) + 9 * DECODE_S
     assert_allclose(log.finished_s[0], ends)
-    assert_allclose(log.first_token_s[1], PREFILL_S + travel(100) + PREFILL_S)
+    assert_allclose(log.first_token_s[1], ends + travel(100) + DECODE_S)
     assert log.scheduled_s[2] >= ends + travel(100) - 1e-9
     assert not any(log.failed)
 
@@ -185,7 +192,7 @@ def test_a_prompt_passes_both_api_servers():
     log = disaggregated(prefill_limits=WAY, decode_limits=dataclasses.replace(LIMITS, api_server_s=0.5)).run(
         stream([100], [5])
     )
-    assert_allclose(log.first_token_s[0], 0.1875 + PREFILL_S)
+    assert_allclose(log.first_token_s[0], 0.1875 + PREFILL_S + 0.5 + travel(100) + DECODE_S)
     assert_allclose(log.finished_s[0], 0.1875 + PREFILL_S + 0.5 + travel(100) + 4 * DECODE_S)
     assert_allclose(log.transfer_s, 0.5 + travel(100))
 
@@ -252,7 +259,7 @@ def test_pools_differ_in_what_they_can_serve():
     assert log.exact_steps == 0
 
 
-SWAP = HostSpace(num_blocks=100, block_s=2.0**-10, latency_s=2.0**-8)
+SWAP = StoreSpace(num_blocks=100, block_bytes=1.0, read_bytes_per_s=2.0**10, latency_s=2.0**-8)
 
 
 def swapping(swap, num_blocks=6):
@@ -270,10 +277,9 @@ def test_swapping_out_and_in_costs_what_the_link_takes():
     copies = log.steps.column("copies_s")
     assert log.swapped_blocks == 3
     assert sum(log.preemptions) == 1
-    assert_allclose(sorted(copies[copies > 0]), [SWAP.seconds(3, 0), SWAP.seconds(0, 3)])
-    assert_allclose(SWAP.seconds(3, 0), 2.0**-8 + 3 * 2.0**-10)
+    assert_allclose(sorted(copies[copies > 0]), [2.0**-8 + 3 * 2.0**-10] * 2)
     assert log.steps.integers("prefill_tokens").sum() == 16, "nothing is computed twice"
-    assert_allclose(log.finished_s[0], 9 + SWAP.seconds(3, 0))
+    assert_allclose(log.finished_s[0], 9 + 2.0**-8 + 3 * 2.0**-10)
 
 
 def test_recomputation_computes_again_what_swapping_keeps():
@@ -284,7 +290,8 @@ def test_recomputation_computes_again_what_swapping_keeps():
 
 
 def test_without_room_in_host_memory_the_sequence_is_recomputed():
-    log = swapping(HostSpace(2, 1.0, 1.0)).run(stream([8, 8], [9, 9]))
+    small = StoreSpace(num_blocks=2, block_bytes=1.0, read_bytes_per_s=1.0, latency_s=1.0)
+    log = swapping(small).run(stream([8, 8], [9, 9]))
     assert log.swapped_blocks == 0
     assert log.steps.integers("prefill_tokens").sum() == 16 + 8 + 5
 

@@ -15,8 +15,8 @@ from forerun.errors import ForerunError
 from hwprofiles import ProfileError
 from simulator.running.metrics import run_document
 from simulator.running.run import simulate
-from simulator.serving import EngineLimits, HostSpace
-from simulator.serving.engine import HostCache
+from simulator.serving import EngineLimits, StoreSpace
+from simulator.serving.engine import Lane, Store, Tier
 from simulator.workload import RequestStream
 from traces import PrefixHashes
 
@@ -24,17 +24,18 @@ from traces import PrefixHashes
 @given(st.lists(st.tuples(st.sampled_from(["put", "load"]), st.integers(0, 12)), max_size=200), st.integers(1, 30))
 def test_oldest_leave_first_and_never_more_than_fit(events, capacity):
     """Held against an ordered dictionary; every block has its own number of blocks."""
-    host, model = HostCache(capacity), OrderedDict()
+    host, model = Store(capacity), OrderedDict()
+    tier = Tier(host, Lane(), Lane(), StoreSpace(num_blocks=capacity, block_bytes=8.0, read_bytes_per_s=1e9))
     copied = back = 0
     for kind, block in events:
         blocks = block % 4 + 1
         if kind == "load":
             if block in model:
-                assert host.load(block) == blocks
+                assert tier.load(block, 0.0) == blocks
                 model.move_to_end(block)
                 back += blocks
         else:
-            host.put(block, blocks)
+            tier.save(block, blocks, 0.0)
             if block not in model and blocks <= capacity:
                 copied += blocks
                 model[block] = blocks
@@ -43,8 +44,10 @@ def test_oldest_leave_first_and_never_more_than_fit(events, capacity):
             elif block in model:
                 model.move_to_end(block)
         assert host.used_blocks == sum(model.values()) <= capacity
-        assert [block for block in range(13) if host.get(block)] == sorted(model)
-    assert (host.offloaded_blocks, host.loaded_blocks) == (copied, back)
+        assert [block for block in range(13) if host.held(block, 0.0)] == sorted(model)
+    assert (tier.written_blocks, tier.read_blocks) == (copied, back)
+    tier.read.copied_s(0.0)
+    assert (tier.write.booked_bytes, tier.read.booked_bytes) == (8.0 * copied, 8.0 * back)
 
 
 LIMITS = EngineLimits(
@@ -71,19 +74,20 @@ def repeating(draw):
 
 def served(stream, num_blocks, offload):
     limits = replace(LIMITS, num_blocks=num_blocks)
-    return one_pool(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=offload).run(stream)
+    stores = () if offload is None else (offload,)
+    return one_pool(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, stores=stores).run(stream)
 
 
 @settings(max_examples=40, deadline=None)
 @given(repeating(), st.integers(32, 80))
 def test_host_memory_without_end_is_as_good_as_a_chip_without_end(stream, num_blocks):
     """What hits does not depend on the tier, only on whether anything is ever lost."""
-    offload = HostSpace(10**9, 1e-6, 0.0)
+    offload = StoreSpace(num_blocks=10**9, block_bytes=1.0, read_bytes_per_s=1e6)
     small, large = served(stream, num_blocks, offload), served(stream, 10**6, None)
     assert list(small.cached_tokens) == list(large.cached_tokens)
-    assert 0 <= small.host_hit_tokens <= sum(small.cached_tokens)
-    host = small.host_caches[0]
-    assert host.loaded_blocks * 16 >= small.host_hit_tokens
+    assert 0 <= small.tier_hit_tokens["host"] <= sum(small.cached_tokens)
+    host = small.tiers[0]
+    assert host.read_blocks * 16 >= small.tier_hit_tokens["host"]
     lost = served(stream, num_blocks, None)
     assert sum(lost.cached_tokens) <= sum(small.cached_tokens)
 
@@ -97,12 +101,11 @@ def test_a_hit_in_host_memory_costs_its_copy_beside_the_step(block_s, waits):
         np.zeros(3), tokens, np.full(3, 2), max_concurrency=1, prefix_hashes=PrefixHashes.from_lists(lists, 16)
     )
     limits = replace(LIMITS, num_blocks=45, max_num_batched_tokens=2048)
-    log = one_pool(
-        1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, offload=HostSpace(100, block_s, 1e-4)
-    ).run(stream)
+    space = StoreSpace(num_blocks=100, block_bytes=1.0, read_bytes_per_s=1 / block_s, latency_s=1e-4)
+    log = one_pool(1, "round-robin", "vllm-v1", "fast", limits, TIMER, None, True, stores=(space,)).run(stream)
     assert list(log.cached_tokens) == [0, 0, 29 * 16]
-    on_chip = log.cached_tokens[2] - log.host_hit_tokens
-    blocks = log.host_caches[0].loaded_blocks
+    on_chip = log.cached_tokens[2] - log.tier_hit_tokens["host"]
+    blocks = log.tiers[0].read_blocks
     assert blocks == 30 - on_chip // 16
     step_s = 1e-3 + 16 * 1e-5
     copy_s = 1e-4 + blocks * block_s
@@ -124,18 +127,11 @@ def offloading(inputs=100, outputs=10, requests=4, **sections):
         ("engine.kv_offloading_bytes", 1e3, "holds no block"),
         ("engine.kv_offloading_bytes", -1.0, "kv_offloading_bytes"),
         ("engine.host_link", "pcie9", "engine.host_link"),
-        ("hardware.pipeline_parallel", 2, "pipeline stages"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_name(path, value, message):
     with pytest.raises((ForerunError, ProfileError), match=message):
         simulate(offloading().with_values({path: value}))
-
-
-def test_disaggregated_pools_are_refused():
-    pools = {"a": {"role": "prefill"}, "b": {"role": "decode"}}
-    with pytest.raises(ForerunError, match=r"pools\.a\.engine\.kv_offloading_bytes: not modelled"):
-        simulate(offloading(pools=pools))
 
 
 def test_the_summary_tells_hits_by_tier():

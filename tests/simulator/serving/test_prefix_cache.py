@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.serving.engine import HolderIndex, HostCache, PrefixCache
+from simulator.serving import StoreSpace
+from simulator.serving.engine import HolderIndex, Lane, PrefixCache, Store, Tier
 from traces import PrefixHashes
 
 
@@ -100,7 +101,9 @@ def test_one_walk_tells_what_each_replica_holds(lists, served, hosted):
     prompts = [len(hashes) * 32 - 5 * (len(hashes) % 2) for hashes in lists]
     hashes = PrefixHashes.from_lists(lists, 32)
     index = HolderIndex(hashes)
-    caches = [PrefixCache(hashes, 16, prompts, None, HostCache(3) if hosted else None, index, n) for n in range(3)]
+    space = StoreSpace(num_blocks=3, block_bytes=1.0, read_bytes_per_s=1.0)
+    tiers = [[Tier(Store(3), Lane(), Lane(), space)] if hosted else [] for _ in range(3)]
+    caches = [PrefixCache(hashes, 16, prompts, None, tiers[n], index, n) for n in range(3)]
     for replica, request, capacity in served:
         serve(caches[replica], request % len(lists), prompts[request % len(lists)])
         caches[replica].shrink(capacity)

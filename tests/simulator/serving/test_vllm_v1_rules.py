@@ -14,7 +14,8 @@ from functools import partial
 import pytest
 from planned_steps import add, limits, scheduler_of, step
 
-from simulator.serving.engine import HostCache, PrefixCache, Sequence, UnifiedScheduler
+from simulator.serving import StoreSpace
+from simulator.serving.engine import Lane, PrefixCache, Sequence, Store, Tier, UnifiedScheduler
 from traces import PrefixHashes
 
 scheduler = partial(scheduler_of, UnifiedScheduler)
@@ -318,17 +319,17 @@ def test_rule_the_preempted_find_what_nobody_took_of_their_blocks():
 def test_rule_host_memory_goes_on_where_the_chip_ends():
     """[connector] ``get_num_new_matched_tokens`` of vllm/v1/core/sched/scheduler.py requests tokens beyond those that
     the chip's cache holds (v0.11, OffloadingConnector): what the chip still holds after a gap is not looked for."""
-    host = HostCache(100)
-    cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3, 4]], 4), 4, [16], None, host)
+    space = StoreSpace(num_blocks=100, block_bytes=1.0, read_bytes_per_s=1.0)
+    host = Tier(Store(100), Lane(), Lane(), space)
+    cache = PrefixCache(PrefixHashes.from_lists([[1, 2, 3, 4]], 4), 4, [16], None, [host])
     cache.release(0, cache.add(0, 0, 16))
     cache.shrink(2)
     assert cache.match(0, 17) == (4, 16, 0)
-    assert cache.host_tokens == 8
+    assert cache.tier_tokens == {"host": 8}
     cache.hold(0, 1)
     cache.shrink(0)
     cache.release(0, 1)
     assert cache.match(0, 17) == (4, 16, 0)
-    assert cache.host_tokens == 12
+    assert cache.tier_tokens == {"host": 12}
     cache.hold(0, 4)
-    assert cache.take_loaded() == 3
-    assert host.loaded_blocks == 3
+    assert host.read_blocks == 3

@@ -76,6 +76,27 @@ def sglang_block(algorithm, verified):
         (scheduled("priority"), "--scheduling-policy priority", "# SGLang has no scheduler like priority"),
         (scheduled("static"), "# vLLM has no scheduler like static", "# SGLang has no scheduler like static"),
         (scheduled("sglang"), "# vLLM has no scheduler like sglang", ""),
+        (
+            {
+                "engine": {
+                    "kv_stores": [
+                        {"bytes": 4e11},
+                        {"medium": "disk", "bytes": 2e12, "read_bytes_per_s": 6e9, "write_bytes_per_s": 3e9},
+                    ]
+                }
+            },
+            '--kv-transfer-config {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both", '
+            '"kv_connector_extra_config": {"lmcache.local_cpu": true, "lmcache.local_disk": "file:///DISK/", '
+            '"lmcache.max_local_cpu_size": 372.529, "lmcache.max_local_disk_size": 1862.65}} '
+            "# vLLM copies blocks to the host as they are computed",
+            "--enable-hierarchical-cache --hicache-size 400 --hicache-write-policy write_back "
+            "--hicache-storage-backend file # no flag limits the disk to 2,000 GB",
+        ),
+        (
+            {"engine": {"kv_offloading_bytes": 1e11}},
+            "--kv-offloading-size 93.1323 --kv-offloading-backend native",
+            "--enable-hierarchical-cache --hicache-size 100 --hicache-write-policy write_back",
+        ),
         (ROUTED, *["# 3 copies behind a least-outstanding router"] * 2),
         ({"hardware": {"tensor_parallel": 2}}, "--tensor-parallel-size 2", "--tp-size 2"),
         (

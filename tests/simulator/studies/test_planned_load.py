@@ -149,8 +149,7 @@ def test_a_plan_of_conversations_serves_all_their_turns_and_says_what_its_rate_c
     planned = plan(scenario, **{key: value for key, value in QUICK.items() if key != "requests"}, rate=2.0)
     played = planned_load(scenario, None, own_arrivals=False).long_enough(scenario, 2.0, 1.0)
     assert played.requests == 5 * 2 * 3 * (60 + 2 * 4 * 4), "turns of three minutes, and of the rise of the load"
-    assert "at 2 conversations/s" in planned.conclusion
-    assert planned.title.endswith("2 conversations per second")
+    assert "2 conversations per second" in planned.title
     assert "max conversations/s" in planned.tables()[0].columns
     assert "in each of 5 turns" in planned.document["plan_summary"]["traffic"]
     client = artefact("vllm-bench", planned.scenario)
@@ -182,5 +181,5 @@ def test_a_plan_moves_its_progress_with_every_candidate_that_is_judged_and_every
     planned = plan(LOAD, rate=10.0, slo=SLO, **options, progress=lambda done, total: seen.append((done, total)))
     tried = sum(one["status"] in ("meets", "misses") for one in planned.document["candidates"])
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-    assert len(seen) >= 2 * tried + 1
+    assert len(seen) >= 2 * tried
     assert all(done <= total for done, total in seen)

@@ -49,6 +49,15 @@ def test_results_do_not_depend_on_the_number_of_processes(study):
     assert documents(study.run(jobs=1)) == documents(study.run(jobs=3))
 
 
+def test_loads_alone_are_named_from_the_least_value_to_the_largest_whatever_their_order(tiny):
+    result = Study(tiny, {"workload.arrivals.request_rate": [50.0, 1.0, 20.0]}).run(jobs=1)
+    values = {point.name: point.value(result.data.metric) for point in result.data.done}
+    least, largest = min(values, key=values.get), max(values, key=values.get)
+    words = result.conclusion
+    assert words.index(f" at {least}") < words.index(f" at {largest}")
+    assert "the most served is" in words
+
+
 def test_a_grid_of_loads_names_the_best_at_each_with_the_slo_and_the_cost(tiny):
     data = {"slo": {"p99_ttft_ms": 1e6}, "prices": {"usd_per_chip_hour": 2.0}}
     vary = {"workload.arrivals.request_rate": [5.0, 50.0], PATH: [1, 8]}

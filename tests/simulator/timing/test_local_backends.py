@@ -2,6 +2,7 @@
 
 import pytest
 from plain_scenario import plain_scenario
+from timing_steps import decode
 
 from forerun.errors import ForerunError
 from hwprofiles import KernelLibrary, load_chip
@@ -40,3 +41,12 @@ def test_a_back_end_that_changes_nothing_is_refused(chip, framework):
     assert framework == "vllm" or not local_backends(load_chip(chip))
     with pytest.raises(ForerunError, match=r"engine\.backend: only llama\.cpp on Radeons"):
         build_replica(scenario(chip, framework, "vulkan").with_values({"weights_dtype": "bf16"}))
+
+
+@pytest.mark.parametrize(("model", "measured_ms"), [("qwen3.6-35b-a3b", 40.7), ("qwen3.6-27b", 91.7)])
+def test_four_bit_experts_are_slow_under_vllm_on_strix_halo(model, measured_ms):
+    """vLLM 0.26 with AWQ checkpoints: experts of 3 B active weights take half as long as a dense 27 B."""
+    engine = {"framework": "vllm", "release": "0.26.0", "max_num_seqs": 16, "gpu_memory_utilization": 0.6}
+    timer = build_replica(plain_scenario(model, "strix-halo", weights_dtype="int4", engine=engine), seed=0).main.timer
+    step = decode(1, 400, windows=timer.windows)
+    assert 1e3 * timer.seconds(step) == pytest.approx(measured_ms, rel=0.15)

@@ -115,6 +115,31 @@ def test_logits_of_all_places_cost_the_host_in_earlier_versions_and_none_on_the_
     assert step[1] - step[2] == pytest.approx(1.5e-4)
 
 
+@pytest.mark.parametrize(("model", "on_host"), [("llama-3.1-8b", 0), ("gemma-3-4b", 32)])
+def test_vocabularies_above_64k_logits_a_chip_are_sampled_on_the_host_for_all_slots(model, on_host):
+    """262,208 logits on two chips: the host reads and samples 32 rows; Llama's 128,256 stay on chips."""
+    engine, hardware = {"samples_on": "device", "max_num_seqs": 32}, {"tensor_parallel": 2}
+    served = timer(model, "n300-chip", engine=engine, hardware=hardware)
+    step = decode(1, 200, windows=served.windows)
+    single = served.seconds(step) - served.target.seconds(step)
+    chip_s = 3.15e-3 + load_framework("tt-metal").per_sequence_s * (on_host or 1)
+    assert single == pytest.approx(chip_s + on_host * 1.5e-4 * 262208 / 128256)
+
+
+def test_models_that_lose_too_much_keep_attention_in_16_bits():
+    formats = {name: plain_scenario(name, "n300-chip") for name in ("gemma-3-4b", "qwen2.5-7b", "qwen2.5-72b")}
+    assert [one.weights_dtype["default"] for one in formats.values()] == ["bf16", "bf16", "bfp8"]
+    assert [one.weights_dtype["mlp"] for one in formats.values()] == ["bfp8", "bfp8", "bfp4"]
+    assert [one.kv_cache_dtype for one in formats.values()] == ["bf16", "bf16", "bfp8"]
+
+
+@pytest.mark.parametrize(("users", "measured_ms"), [(1, 18.3), (32, 13.8)])
+def test_a_galaxy_runs_its_own_implementation(users, measured_ms):
+    """Llama-70B in June 2025 and in November: the later release is a quarter faster."""
+    galaxy = timer("llama-3.1-70b", "galaxy", engine={"samples_on": "device"})
+    assert 1e3 * galaxy.seconds(decode(users, 200)) == pytest.approx(measured_ms, rel=0.25)
+
+
 @pytest.mark.parametrize(("outputs", "wasted"), [(128, 3), (1024, 7), (11, 0), (12, 9)])
 def test_the_next_request_waits_for_the_rest_of_several_steps(outputs, wasted):
     """Decode steps come in tens: of 127 after the first token, three more run before the queue is looked at."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.serving.engine.common import cython
+from simulator.serving.engine.common import INFINITE, cython
 from simulator.serving.engine.schedulers.scheduler import Scheduler
 from simulator.serving.engine.sequence import Sequence, StepPlan
 
@@ -60,9 +60,22 @@ class GroupedScheduler(Scheduler):
         """All sequences that this replica would lose if it failed."""
         return [sequence for group in self.groups for sequence in group.everything()]
 
-    def take_loaded(self) -> int:
-        """Blocks that the latest plan brings from the host's prefix caches."""
-        return sum([group.take_loaded() for group in self.groups])
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def loaded_s(self) -> cython.double:
+        """Time at which the next prefix of a group has come from a store."""
+        group: Scheduler
+        first: cython.double = INFINITE
+        for group in self.groups:
+            first = min(first, group.loaded_s())
+        return first
+
+    @cython.ccall
+    def save(self) -> None:
+        """Begin to copy what each group computed to the stores that keep it."""
+        group: Scheduler
+        for group in self.groups:
+            group.cache.save()
 
     def hold(self, sequence: Sequence) -> None:
         """A sequence leaves the batch and keeps its blocks until another replica has fetched them."""
@@ -172,6 +185,7 @@ class GroupedScheduler(Scheduler):
         group: Scheduler
         works: cython.bint = False
         for group in self.groups:
+            group.seen_s = self.seen_s
             works |= group._works()
         return works
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from typing import Any
 
-from simulator.serving.engine.common import cython
-from simulator.serving.engine.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.engine.caching.prefix_cache import NoPrefixCache, PrefixCache
+from simulator.serving.engine.common import INFINITE, MANY, cython
 from simulator.serving.engine.sequence import Sequence, StepPlan, _drop
 from simulator.serving.engine.steady import Steady
 
@@ -15,6 +16,10 @@ from simulator.serving.engine.steady import Steady
 def _before_last(sequence: Sequence) -> cython.longlong:
     """Tokens in the cache when a step begins that generates the last token and no other."""
     return sequence.input_tokens + sequence.output_tokens - 2
+
+
+def _ready_s(sequence: Sequence) -> float:
+    return sequence.ready_s
 
 
 @cython.cclass
@@ -43,6 +48,8 @@ class Scheduler:
     """Sequences whose KV is on its way here, their blocks reserved."""
     ready = cython.declare(object, visibility="public")
     """Sequences whose KV has arrived from another replica, in that order."""
+    loading = cython.declare(list, visibility="public")
+    """Sequences whose prefix comes from a store outside the batch, their blocks reserved, in order of arrival."""
     seen_s = cython.declare(cython.double, visibility="public")
     """Time up to which the next step has seen arrivals."""
     held = cython.declare(list, visibility="public")
@@ -86,6 +93,7 @@ class Scheduler:
         self.swapped_blocks = 0
         self.incoming = []
         self.ready = deque()
+        self.loading = []
         self.seen_s = 0.0
         self.held = []
         self.cache = cache
@@ -134,21 +142,30 @@ class Scheduler:
     @cython.cfunc
     def _works(self) -> cython.bint:
         """True if there is anything to plan."""
-        return bool(self.waiting or self.running or self.ready or self.swapped)
+        return bool(self.waiting or self.running or self.ready or self.swapped or self.loaded_s() <= self.seen_s)
 
     @cython.cfunc
     def _queued(self) -> cython.longlong:
         """Requests that wait for a place."""
-        return len(self.waiting) + len(self.swapped)
+        return len(self.waiting) + len(self.swapped) + len(self.loading)
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def loaded_s(self) -> cython.double:
+        """Time at which the next prefix has come from a store; infinite if none is on its way."""
+        if not self.loading:
+            return INFINITE
+        return cython.cast(Sequence, self.loading[0]).ready_s
 
     def everything(self) -> list[Sequence]:
         """All sequences that this replica would lose if it failed."""
         self.steady.leave()
-        return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.held]
+        return [*self.waiting, *self.running, *self.swapped, *self.incoming, *self.ready, *self.loading, *self.held]
 
-    def take_loaded(self) -> int:
-        """Blocks that the latest plan brings from the host's prefix cache."""
-        return self.cache.take_loaded()
+    @cython.ccall
+    def save(self) -> None:
+        """Begin to copy what the latest step computed to the stores that keep it."""
+        self.cache.save()
 
     def cached_tokens(self, request: int, tokens: int) -> int:
         """Tokens at the start of a request that the prefix cache holds now."""
@@ -163,6 +180,7 @@ class Scheduler:
     def let_go(self, sequence: Sequence) -> None:
         """The KV of a held sequence has been fetched."""
         _drop(self.held, sequence)
+        self.cache.ends(sequence.index)
         self._free(sequence)
 
     def reserve(self, sequence: Sequence) -> int | None:
@@ -174,17 +192,47 @@ class Scheduler:
         if self.waiting or self.swapped:
             return None
         self._evict_idle()
-        hash_blocks, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
-        blocks = self._blocks(sequence.known_tokens)
-        if self._used() + blocks - in_use > self._num_blocks - self._watermark:
+        hash_blocks, cached, in_use = self.cache.match_chip(sequence.index, sequence.known_tokens)
+        if not self._reserve(sequence, hash_blocks, self._num_blocks - self._watermark + in_use - self._withheld()):
             return None
+        self.incoming.append(sequence)
+        return int(cached)
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _reserve(self, sequence: Sequence, hash_blocks: cython.longlong, available: cython.longlong) -> cython.bint:
+        """Reserve blocks for all known tokens of a sequence, the first of them shared; False if there is no room."""
+        blocks: cython.longlong = self._blocks(sequence.input_tokens + sequence.generated_tokens)
+        if self._used() + blocks > available:
+            return False
         self.cache.hold(sequence.index, hash_blocks)
         sequence.hash_blocks = hash_blocks
         sequence.blocks = blocks
         self._held_blocks += blocks
         self._evict_idle()
-        self.incoming.append(sequence)
-        return cached
+        return True
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _load(
+        self, sequence: Sequence, hash_blocks: cython.longlong, cached: cython.longlong, in_use: cython.longlong
+    ) -> cython.bint:
+        """Begin to load the prefix of the first waiting sequence outside the batch; False if there is no room.
+
+        Source: ``WAITING_FOR_REMOTE_KVS`` of vllm/v1/core/sched/scheduler.py (v0.11). Blocks of the whole prompt are
+        reserved, so that sequences which wait for their prefixes cannot block one another.
+        """
+        blocks: cython.longlong = self._blocks(sequence.input_tokens + sequence.generated_tokens)
+        available: cython.longlong = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
+        available -= self._withheld()
+        if self._used() + blocks - in_use > available:
+            return False
+        self.waiting.popleft()
+        sequence.ready_s = self.cache.fetch(sequence.index, hash_blocks)
+        self._find(sequence, cached)
+        self._reserve(sequence, self.cache.match_chip(sequence.index, cached + 1)[0], MANY)
+        insort(self.loading, sequence, key=_ready_s)
+        return True
 
     def cancel(self, sequence: Sequence) -> None:
         """Drop an incoming sequence whose KV will not arrive."""
@@ -222,7 +270,7 @@ class Scheduler:
         running: cython.longlong = len(self.running)
         if not count or plan.steady != count or running != count or plan.chunks or plan.decodes or plan.padding:
             return False
-        if self.ready or self.swapped or self.preempted:
+        if self.ready or self.swapped or self.preempted or self.loaded_s() <= self.seen_s:
             return False
         if self.waiting and (running < self._max_num_seqs or self._batch_wait):
             return False
@@ -420,8 +468,8 @@ class Scheduler:
         blocks: cython.longlong
         needed: cython.longlong
         hash_blocks: cython.longlong = 0
-        if self.ready or self.swapped:
-            budget = self._resume(plan, budget)
+        if self.ready or self.swapped or self.loading:
+            budget = self._resume(plan, budget, whole_prompts)
             if self.swapped:
                 # Nothing new is admitted while host memory holds any (vLLM V0's rule).
                 return budget
@@ -431,11 +479,15 @@ class Scheduler:
             if self._caching:
                 self._evict_idle()
                 hash_blocks, cached, in_use = self.cache.match(sequence.index, known)
+                if self.cache.slow:
+                    if not self._load(sequence, hash_blocks, cached, in_use):
+                        break
+                    continue
             if whole_prompts and known - cached > budget - self._slots:
                 break
             chunk = min(known - cached, budget - self._slots)
             blocks = self._blocks(cached + chunk)
-            available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks)
+            available = self._num_blocks - self._watermark - self._kept_blocks(sequence, blocks) - self._withheld()
             needed = self._blocks(known) if self._whole_prompts else blocks
             if self._used() + needed - in_use > available:
                 break
@@ -445,6 +497,15 @@ class Scheduler:
             plan.chunks.append((sequence, chunk))
             budget -= chunk + self._slots
         return budget
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _withheld(self) -> cython.longlong:
+        """Blocks of the prefix cache that its eviction policy keeps from the latest request that was looked up.
+
+        Where no request holds a block, nothing is kept: requests would wait for nobody.
+        """
+        return self.cache.withheld if self._held_blocks else 0
 
     @cython.cfunc
     def _kept_blocks(self, sequence: Sequence, blocks: cython.longlong) -> cython.longlong:
@@ -468,8 +529,8 @@ class Scheduler:
         return remaining + prompts + self._blocks(expected)
 
     @cython.cfunc
-    def _resume(self, plan: StepPlan, budget: cython.longlong) -> cython.longlong:
-        """Take in sequences with their KV: from other replicas, then from host memory; returns the tokens left."""
+    def _resume(self, plan: StepPlan, budget: cython.longlong, whole_prompts: cython.bint) -> cython.longlong:
+        """Take in sequences with their KV: from other replicas, stores, then swap space; returns the tokens left."""
         sequence: Sequence
         tokens: cython.longlong
         blocks: cython.longlong
@@ -486,6 +547,17 @@ class Scheduler:
             else:
                 plan.chunks.append((sequence, 1))
                 budget -= 1 + self._slots
+        while self.loaded_s() <= self.seen_s and budget > self._slots and len(self.running) < self._max_num_seqs:
+            sequence = self.loading[0]
+            tokens = sequence.input_tokens + sequence.generated_tokens - sequence.computed_tokens
+            if whole_prompts and tokens > budget - self._slots:
+                break
+            tokens = min(tokens, budget - self._slots)
+            del self.loading[0]
+            self.running.append(sequence)
+            self._cache_prompt(sequence, sequence.computed_tokens + tokens)
+            plan.chunks.append((sequence, tokens))
+            budget -= tokens + self._slots
         while self.swapped and budget > self._slots and len(self.running) < self._max_num_seqs:
             sequence = self.swapped[0]
             self._evict_idle()
@@ -530,13 +602,18 @@ class Scheduler:
         if self._caching:
             self.cache.hold(sequence.index, hash_blocks)
             sequence.hash_blocks = hash_blocks
-        sequence.computed_tokens = sequence.drafter_tokens = cached
-        if sequence.cached_tokens < 0:
-            sequence.cached_tokens = cached
-            sequence.host_tokens = self.cache.host_tokens
+        self._find(sequence, cached)
         sequence.blocks = blocks
         self._held_blocks += blocks
         self.running.append(sequence)
+
+    @cython.cfunc
+    def _find(self, sequence: Sequence, cached: cython.longlong) -> None:
+        """Record the cached start of a prompt that the latest match found."""
+        sequence.computed_tokens = sequence.drafter_tokens = cached
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = cached
+            sequence.tier_tokens = self.cache.tier_tokens
 
     @cython.cfunc
     def _cache_prompt(self, sequence: Sequence, computed_tokens: cython.longlong) -> None:

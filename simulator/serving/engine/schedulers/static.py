@@ -57,7 +57,7 @@ class StaticScheduler(Scheduler):
             blocks = max(self._blocks(sequence.known_tokens), self._blocks(_before_last(sequence) + self._reserved))
             self._evict_idle()
             hash_blocks, cached, in_use = self.cache.match(sequence.index, sequence.known_tokens)
-            if self._used() + blocks - in_use > self._num_blocks - self._watermark:
+            if self._used() + blocks - in_use > self._num_blocks - self._watermark - self._withheld():
                 break
             self.waiting.popleft()
             self._start(sequence, hash_blocks, cached, blocks)

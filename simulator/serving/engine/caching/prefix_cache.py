@@ -1,88 +1,16 @@
-"""The prefix cache of a replica, and host memory behind it."""
+"""The prefix cache of a replica, with stores behind it."""
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
 from typing import Any
 
+from simulator.serving.engine.caching.eviction import EvictionOrder
+from simulator.serving.engine.caching.stores import Tier
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.hash_blocks import HashBlocks, Prompts
 from simulator.serving.engine.prefix_index import HolderIndex
-
-
-@cython.final
-@cython.cclass
-class HostCache:
-    """HashBlocks that the chip has evicted, in host memory, in order of use.
-
-    A hash block that comes back to the chip stays here too, so that its next eviction copies nothing (vLLM's
-    ``OffloadingConnector`` keeps blocks on the CPU likewise).
-
-    Args:
-        num_blocks: capacity in blocks.
-    """
-
-    _capacity: cython.longlong
-    _hash_blocks: HashBlocks
-    used_blocks = cython.declare(cython.longlong, visibility="public")
-    peak_blocks = cython.declare(cython.longlong, visibility="public")
-    offloaded_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks copied to host memory so far."""
-    loaded_blocks = cython.declare(cython.longlong, visibility="public")
-    """Blocks copied back to the chip so far."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self._capacity = num_blocks
-        self._hash_blocks = HashBlocks()
-        self.used_blocks = self.peak_blocks = self.offloaded_blocks = self.loaded_blocks = 0
-
-    @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def get(self, hash_block: cython.longlong) -> cython.longlong:
-        """Blocks of a hash block; 0 if it is not in host memory."""
-        slot: cython.longlong = self._hash_blocks.find(hash_block)
-        return self._hash_blocks.blocks[slot] if slot >= 0 else 0
-
-    @cython.exceptval(-1, check=True)
-    @cython.cfunc
-    def fresh(self, hash_block: cython.longlong, walk: cython.longlong) -> cython.longlong:
-        """KV blocks of a hash block not yet visited in this walk along a prompt; else 0."""
-        slot: cython.longlong = self._hash_blocks.find(hash_block)
-        if slot < 0 or self._hash_blocks.seen[slot] == walk:
-            return 0
-        self._hash_blocks.seen[slot] = walk
-        return self._hash_blocks.blocks[slot]
-
-    @cython.ccall
-    def put(self, hash_block: cython.longlong, blocks: cython.longlong) -> None:
-        """Keep a hash block that the chip evicts as the most recently used; drop the oldest until it fits."""
-        oldest: cython.longlong
-        slot: cython.longlong = self._hash_blocks.find(hash_block)
-        if slot >= 0:
-            self._hash_blocks.step_out(slot)
-            self._hash_blocks.line_up(slot)
-            return
-        if blocks > self._capacity:
-            return
-        while self.used_blocks + blocks > self._capacity:
-            oldest = self._hash_blocks.oldest
-            self.used_blocks -= self._hash_blocks.blocks[oldest]
-            self._hash_blocks.step_out(oldest)
-            self._hash_blocks.remove(oldest)
-        self._hash_blocks.line_up(self._hash_blocks.put(hash_block, blocks))
-        self.used_blocks += blocks
-        self.peak_blocks = max(self.peak_blocks, self.used_blocks)
-        self.offloaded_blocks += blocks
-
-    @cython.exceptval(-1, check=True)
-    @cython.ccall
-    def load(self, hash_block: cython.longlong) -> cython.longlong:
-        """Load a hash block back to the chip; returns its number of KV blocks."""
-        slot: cython.longlong = self._hash_blocks.find(hash_block)
-        assert slot >= 0
-        self._hash_blocks.step_out(slot)
-        self._hash_blocks.line_up(slot)
-        self.loaded_blocks += self._hash_blocks.blocks[slot]
-        return self._hash_blocks.blocks[slot]
 
 
 @cython.cclass
@@ -93,14 +21,19 @@ class NoPrefixCache:
     """Blocks that several requests count as their own: a hash block held by r requests counts r - 1 times."""
     idle_blocks = cython.declare(cython.longlong, visibility="public")
     """Blocks that are cached and that no request uses."""
-    host_tokens = cython.declare(cython.longlong, visibility="public")
-    """Tokens from host memory among those that the latest match spares."""
+    tier_tokens = cython.declare(object, visibility="public")
+    """Tokens by tier among those that the latest match spares; None if the chip holds them all."""
+    slow = cython.declare(cython.bint, visibility="public")
+    """True if the latest match needs a copy that requests wait for outside the batch."""
+    withheld = cython.declare(cython.longlong, visibility="public")
+    """Blocks, kept by the eviction policy, that the request of the latest match may not take the room of."""
 
     def __init__(self) -> None:
-        self.shared_blocks = self.idle_blocks = self.host_tokens = 0
+        self.shared_blocks = self.idle_blocks = self.withheld = 0
+        self.tier_tokens, self.slow = None, False
 
     @cython.ccall
-    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[Any, ...]:
+    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
         """Nothing is found."""
         return 0, 0, 0
 
@@ -127,6 +60,10 @@ class NoPrefixCache:
         """Nothing was held."""
 
     @cython.ccall
+    def ends(self, request: cython.longlong) -> None:
+        """Nothing to rank."""
+
+    @cython.ccall
     def finish(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """Nothing is kept."""
 
@@ -134,19 +71,28 @@ class NoPrefixCache:
     def shrink(self, free_blocks: cython.longlong) -> None:
         """Nothing to evict."""
 
+    @cython.ccall
+    def match_chip(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
+        """Nothing is found."""
+        return 0, 0, 0
+
     @cython.exceptval(-1, check=True)
     @cython.ccall
-    def take_loaded(self) -> cython.longlong:
-        """Nothing comes from host memory."""
-        return 0
+    def fetch(self, request: cython.longlong, hash_blocks: cython.longlong) -> cython.double:
+        """Nothing is anywhere else."""
+        return 0.0
+
+    @cython.ccall
+    def save(self) -> None:
+        """Nothing to save."""
 
 
 @cython.cclass
 class PrefixCache(NoPrefixCache):
-    """HashBlocks of cached prompt, shared by the running requests and kept in LRU order when none of them needs them.
+    """HashBlocks of cached prompt, shared by the running requests and kept in an order when none of them needs them.
 
     A hash block is one hash of the trace: ``block_tokens`` prompt tokens (fewer at the end of a prompt), in whole
-    engine blocks. Blocks that no request uses are evicted, oldest first, when running requests need their room; a
+    engine blocks. Blocks that no request uses are evicted, by default in LRU order, when running requests need room; a
     request's later hash blocks before its earlier ones, as vLLM frees blocks (tail first). A hash block leaves the
     cache as a whole. What a request holds is always the start of its hash blocks, so their number says which.
 
@@ -156,16 +102,34 @@ class PrefixCache(NoPrefixCache):
         input_tokens: prompt lengths of all requests.
         output_tokens: answer lengths, where ``hashes`` go on through the answers and cover whole hash blocks alone;
             None where they end with the prompt.
-        host: where evicted hash blocks go; None drops them.
+        tiers: stores behind the chips, in order.
+        clock: present time, as an array of one element.
+        recompute_s: seconds per token to compute a prompt again, and how many more for each token before it.
         index: index of the whole hash blocks held here; None without such a router.
         replica: number of the replica, for the index.
         page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
             block.
+        eviction: policy of eviction, and function that returns the hash blocks of a request; None: LRU.
     """
 
+    _order: EvictionOrder | None
+    _orders: list[EvictionOrder]
+    """Orders of eviction here and in the stores, but for LRU."""
     _prompts: Prompts
     _hash_blocks: HashBlocks
-    _host: HostCache | None
+    _tiers: list[Tier]
+    _reach: cython.longlong
+    """Number of tiers that a walk looks at."""
+    _evicts_to: Tier | None
+    _saves: cython.bint
+    """True if a tier keeps what has been computed."""
+    _unsaved: list[tuple[int, int]]
+    """(hash block, KV blocks) that have been computed since the last step ended."""
+    _clock: cython.double[::1]
+    _recompute_s: tuple[float, float]
+    _tier_blocks: cython.longlong[::1]
+    """KV blocks of each tier in the latest lookup."""
+    _latest_tier: cython.longlong
     _index: HolderIndex | None
     _replica: cython.longlong
     _input_tokens: cython.longlong[::1]
@@ -176,13 +140,13 @@ class PrefixCache(NoPrefixCache):
     _hash_block_tokens: cython.longlong
     _whole: cython.longlong
     """KV blocks per full hash block."""
-    _loaded: cython.longlong
     _walks: cython.longlong
     _matched: cython.longlong
-    """Counts of the latest lookup: hash blocks found; their KV blocks: all, on the chip, and in use there."""
+    """Counts of the latest lookup: hash blocks found; KV blocks: all, on the chip, in use there; hash blocks there."""
     _blocks: cython.longlong
     _here: cython.longlong
     _in_use: cython.longlong
+    _chip_hash_blocks: cython.longlong
 
     def __init__(
         self,
@@ -190,26 +154,47 @@ class PrefixCache(NoPrefixCache):
         block_size: int,
         input_tokens: Any,
         output_tokens: Any = None,
-        host: HostCache | None = None,
+        tiers: tuple[Tier, ...] = (),
         index: HolderIndex | None = None,
         replica: int = 0,
         page_tokens: int = 0,
+        clock: array[float] | None = None,
+        recompute_s: tuple[float, float] = (0.0, 0.0),
+        first_walk: int = 0,
+        eviction: tuple[Any, Any] | None = None,
     ) -> None:
+        tier: Tier
         NoPrefixCache.__init__(self)
         self._prompts = Prompts(hashes)
         self._hash_blocks = HashBlocks()
-        self._host, self._index, self._replica = host, index, replica
+        self._tiers, self._index, self._replica = list(tiers), index, replica
+        self._reach = len(self._tiers)
+        self._order = None if eviction is None else EvictionOrder(*eviction, self._hash_blocks)
+        self._orders = [] if self._order is None else [self._order]
+        for tier in self._tiers:
+            if tier.store.order is not None:
+                self._orders.append(tier.store.order)
+        self._evicts_to = None if not self._tiers or self._tiers[0].computed else self._tiers[0]
+        for tier, below in pairwise(self._tiers):
+            tier.below = None if below.computed else below
+        self._saves = True in [tier.computed for tier in self._tiers]
+        self._unsaved = []
+        self._clock = array("d", [0.0]) if clock is None else clock
+        self._recompute_s = recompute_s
+        self._tier_blocks = array("q", [0]) * max(1, self._reach)
+        self._latest_tier = self._chip_hash_blocks = 0
         self._input_tokens = input_tokens
         self._answers = output_tokens is not None
         self._output_tokens = input_tokens if output_tokens is None else output_tokens
         self._block_size, self._hash_block_tokens = block_size, hashes.block_tokens
         self._page_tokens = page_tokens or block_size
         self._whole = self._hash_block_tokens // self._block_size
-        self._loaded = self._walks = self._matched = self._blocks = self._here = self._in_use = 0
+        self._walks = first_walk
+        self._matched = self._blocks = self._here = self._in_use = 0
 
     @cython.ccall
-    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[Any, ...]:
-        """The cached start of a request's prompt; hash blocks in host memory continue the start that is on the chip.
+    def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
+        """The cached start of a request's prompt; hash blocks in stores continue the start that is on the chip.
 
         Args:
             request: index of the request.
@@ -218,13 +203,79 @@ class PrefixCache(NoPrefixCache):
         Returns:
             HashBlocks found, tokens they spare, and how many of their blocks running requests hold already.
         """
-        prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
-        self._walk(request, 0, prompt_blocks)
+        spared: cython.longlong = self._match(request, tokens)
+        stored: cython.longlong = spared - self._here * self._block_size
+        self.tier_tokens, self.slow = None, False
+        if stored > 0:
+            if not self._pays(spared):
+                return self.match_chip(request, tokens)
+            self._split(stored)
+        if self._order is not None:
+            self._withhold(request, self._order)
+        return self._matched, spared, self._in_use
+
+    @cython.ccall
+    def match_chip(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
+        """As ``match``, without the stores."""
+        self._reach = 0
+        spared: cython.longlong = self._match(request, tokens)
+        self._reach = len(self._tiers)
+        self.tier_tokens, self.slow = None, False
+        if self._order is not None:
+            self._withhold(request, self._order)
+        return self._matched, spared, self._in_use
+
+    @cython.cfunc
+    def _withhold(self, request: cython.longlong, order: EvictionOrder) -> None:
+        """Count the blocks that are kept, without those that the latest match found."""
+        position: cython.longlong
+        self.withheld = order.withheld(request, self._clock[0])
+        if not self.withheld:
+            return
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.first + self._chip_hash_blocks):
+            self.withheld -= order.kept(self._hash_blocks.find(self._prompts.ids[position]))
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _match(self, request: cython.longlong, tokens: cython.longlong) -> cython.longlong:
+        self._walk(request, 0, self._input_tokens[request] // self._block_size)
         spared: cython.longlong = self._spared_tokens(tokens)
         if self._page_tokens > self._block_size:  # tokens behind the last kept state are computed again in other blocks
             self._walk(request, 0, -(-spared // self._block_size))
-        self.host_tokens = max(0, spared - self._here * self._block_size)
-        return self._matched, spared, self._in_use
+        return spared
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _pays(self, spared: cython.longlong) -> cython.bint:
+        """True if the stored part of the first ``spared`` tokens is to be copied rather than computed again."""
+        tier: Tier
+        place: cython.longlong
+        picky: cython.bint = False
+        now: cython.double = self._clock[0]
+        end: cython.double = now
+        for place in range(len(self._tiers)):
+            tier = cython.cast(Tier, self._tiers[place])
+            if self._tier_blocks[place]:
+                picky |= tier.picky
+                end = max(end, tier.fetched_s(now, self._tier_blocks[place], False))
+        first: cython.double = self._here * self._block_size
+        each_s, deeper_s = self._recompute_s
+        return not picky or end - now < (spared - first) * (each_s + deeper_s * (spared + first) / 2.0)
+
+    @cython.cfunc
+    def _split(self, stored: cython.longlong) -> None:
+        """Divide ``stored`` tokens of the latest match among the tiers; what a match leaves out is of the last one."""
+        tier: Tier
+        place: cython.longlong
+        tokens = [self._block_size * blocks for blocks in self._tier_blocks]
+        beyond: cython.longlong = sum(tokens) - stored
+        tokens[self._latest_tier] = max(0, tokens[self._latest_tier] - beyond)
+        self.tier_tokens = {}
+        for place in range(len(self._tiers)):
+            tier = cython.cast(Tier, self._tiers[place])
+            self.slow |= tier.background and self._tier_blocks[place] > 0
+            self.tier_tokens[tier.name] = tokens[place]
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -255,7 +306,9 @@ class PrefixCache(NoPrefixCache):
         prompts.open(request)
         prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
         self._walks += 1
-        self._matched = whole
+        for position in range(self._reach):
+            self._tier_blocks[position] = 0
+        self._matched = self._chip_hash_blocks = whole
         self._blocks = self._here = whole * self._whole
         self._in_use = 0
         for position in range(prompts.first + whole, prompts.end):
@@ -264,7 +317,7 @@ class PrefixCache(NoPrefixCache):
             hash_block = prompts.ids[position]
             slot = table.find(hash_block)
             if slot < 0:
-                size = 0 if self._host is None else cython.cast(HostCache, self._host).fresh(hash_block, self._walks)
+                size = self._stored(hash_block)
             elif self._here < self._blocks or table.seen[slot] == self._walks:
                 break
             else:
@@ -279,8 +332,35 @@ class PrefixCache(NoPrefixCache):
             self._matched += 1
             if slot >= 0:
                 self._here += size
+                self._chip_hash_blocks += 1
                 if table.holders[slot]:
                     self._in_use += size
+            else:
+                self._tier_blocks[self._latest_tier] += size
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _stored(self, hash_block: cython.longlong) -> cython.longlong:
+        """KV blocks of a hash block in the first store that holds it; 0 if none does, or a prompt has it twice."""
+        tier: Tier
+        place: cython.longlong
+        blocks: cython.longlong
+        for place in range(self._reach):
+            tier = cython.cast(Tier, self._tiers[place])
+            blocks = tier.store.visit(hash_block, self._walks, self._clock[0])
+            if blocks:
+                self._latest_tier = place
+                return max(0, blocks)
+        return 0
+
+    @cython.cfunc
+    def _tier_of(self, hash_block: cython.longlong) -> Tier:
+        """The first tier that holds a hash block."""
+        tier: Tier
+        for tier in self._tiers:
+            if tier.store.held(hash_block, self._clock[0]):
+                return tier
+        raise AssertionError("a hash block has left its store since it was found")
 
     @cython.cfunc
     def _keep_unit(self, hash_block: cython.longlong, blocks: cython.longlong) -> None:
@@ -292,26 +372,53 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
-        """Let a request use cached hash blocks. Hash blocks in host memory are copied to blocks that the request counts
-        as its own."""
+        """Let a request use cached hash blocks. Hash blocks in stores are copied to blocks that the request counts as
+        its own."""
         position: cython.longlong
         slot: cython.longlong
         blocks: cython.longlong
+        tier: Tier
+        order: EvictionOrder
         held: HashBlocks = self._hash_blocks
         self._prompts.open(request)
         for position in range(self._prompts.first, self._prompts.first + hash_blocks):
             slot = held.find(self._prompts.ids[position])
             if slot < 0:
-                blocks = cython.cast(HostCache, self._host).load(self._prompts.ids[position])
+                blocks = self._tier_of(self._prompts.ids[position]).load(self._prompts.ids[position], self._clock[0])
                 self._keep_unit(self._prompts.ids[position], blocks)
-                self._loaded += blocks
                 continue
+            if self._saves:  # what the chip serves is used in the stores that hold it too (vLLM's ``manager.touch``)
+                for tier in self._tiers:
+                    if tier.computed:
+                        tier.store.use(self._prompts.ids[position], self._clock[0])
             if held.holders[slot]:
                 self.shared_blocks += held.blocks[slot]
             else:
                 held.step_out(slot)
+                if self._order is not None:
+                    self._order.leave(slot)
                 self.idle_blocks -= held.blocks[slot]
             held.holders[slot] += 1
+        for order in self._orders:
+            order.begins(request, self._clock[0])
+
+    @cython.exceptval(-1, check=True)
+    @cython.ccall
+    def fetch(self, request: cython.longlong, hash_blocks: cython.longlong) -> cython.double:
+        """Begin to copy the stored part of the hash blocks that the latest match found; returns when it is here."""
+        tier: Tier
+        position: cython.longlong
+        place: cython.longlong
+        now: cython.double = self._clock[0]
+        end: cython.double = now
+        self._prompts.open(request)
+        for position in range(self._prompts.first + self._chip_hash_blocks, self._prompts.first + hash_blocks):
+            self._tier_of(self._prompts.ids[position]).store.use(self._prompts.ids[position], now)
+        for place in range(len(self._tiers)):
+            tier = cython.cast(Tier, self._tiers[place])
+            if self._tier_blocks[place]:
+                end = max(end, tier.fetched_s(now, self._tier_blocks[place], True))
+        return end
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -336,6 +443,13 @@ class PrefixCache(NoPrefixCache):
         return self._keep(request, hash_blocks, complete)
 
     @cython.ccall
+    def ends(self, request: cython.longlong) -> None:
+        """Let the policies of eviction know that a request has ended."""
+        order: EvictionOrder
+        for order in self._orders:
+            order.ends(request, self._clock[0])
+
+    @cython.ccall
     def finish(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """End a request: keep its answer as far as hashes know it, without the last token."""
         if self._answers:
@@ -343,6 +457,7 @@ class PrefixCache(NoPrefixCache):
             hash_blocks = self._keep(
                 request, hash_blocks, computed // self._hash_block_tokens * self._hash_block_tokens
             )
+        self.ends(request)
         self.release(request, hash_blocks)
 
     @cython.exceptval(-1, check=True)
@@ -365,6 +480,8 @@ class PrefixCache(NoPrefixCache):
             if blocks <= 0 or self._hash_blocks.find(hash_block) >= 0:
                 break
             self._keep_unit(hash_block, blocks)
+            if self._saves:
+                self._unsaved.append((hash_block, blocks))
             hash_blocks += 1
         return hash_blocks
 
@@ -384,28 +501,35 @@ class PrefixCache(NoPrefixCache):
             else:
                 held.line_up(slot)
                 self.idle_blocks += held.blocks[slot]
+                if self._order is not None:
+                    self._order.enter(slot, self._clock[0])
 
     @cython.ccall
     def shrink(self, free_blocks: cython.longlong) -> None:
-        """Evict the least recently used hash blocks until the idle ones fit in ``free_blocks``."""
+        """Evict hash blocks, by default the least recently used, until the idle ones fit in ``free_blocks``."""
         slot: cython.longlong
         hash_block: cython.longlong
         blocks: cython.longlong
         while self.idle_blocks > free_blocks and self._hash_blocks.oldest >= 0:
             slot = self._hash_blocks.oldest
+            if self._order is not None:
+                slot = self._order.first(self._clock[0])
+                self._order.leave(slot)
             hash_block, blocks = self._hash_blocks.hash_block[slot], self._hash_blocks.blocks[slot]
             self._hash_blocks.step_out(slot)
             self._hash_blocks.remove(slot)
             self.idle_blocks -= blocks
             if self._index is not None and blocks == self._whole:
                 self._index.drop(hash_block, self._replica)
-            if self._host is not None:
-                self._host.put(hash_block, blocks)
+            if self._evicts_to is not None:
+                self._evicts_to.save(hash_block, blocks, self._clock[0])
 
-    @cython.exceptval(-1, check=True)
     @cython.ccall
-    def take_loaded(self) -> cython.longlong:
-        """Blocks copied from host memory since the last time."""
-        loaded: cython.longlong = self._loaded
-        self._loaded = 0
-        return loaded
+    def save(self) -> None:
+        """Begin to copy what has been computed since the last time to the stores that keep it."""
+        tier: Tier
+        for tier in self._tiers:
+            if tier.computed:
+                for hash_block, blocks in self._unsaved:
+                    tier.save(hash_block, blocks, self._clock[0])
+        self._unsaved.clear()

@@ -1,0 +1,200 @@
+"""The time of one engine step, for other simulators and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from forerun.arrays import FloatArray, IntArray
+from forerun.errors import ForerunError, shown
+from simulator.running.build import build_pools
+from simulator.running.refusals import refuse_failures_and_pools
+from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
+from simulator.serving.compiled import engine_module
+from simulator.serving.prices import prices_of
+from simulator.timing import (
+    AdjustedDrafter,
+    DraftStep,
+    Kernel,
+    MemoryPlan,
+    ModelTimer,
+    StepWork,
+    running,
+    sequence_work,
+    tracked_longest,
+)
+from simulator.timing.kernels import other_device_kernel
+
+Prompts = Sequence[tuple[int, int]] | IntArray
+Contexts = int | Sequence[int] | IntArray
+NO_LOAD: dict[str, Any] = {"num_requests": 1, "input_tokens": 1, "output_tokens": 1, "max_concurrency": 1}
+
+
+class StepTime:
+    """Seconds of an engine step of one replica: the price on which every run of Forerun rests.
+
+    >>> step = StepTime("llama-3.1-8b", "h100-sxm")
+    >>> f"{1e3 * step.seconds(decode=[1000] * 8):.0f} ms"
+    '7 ms'
+    >>> f"{1e3 * step.seconds(prefill=[(2048, 0)], decode=[1000] * 8):.0f} ms"
+    '46 ms'
+
+    Args:
+        model: catalogue name, repository, path to a ``config.json``, or its fields.
+        chip: catalogue name or path of a chip profile.
+        tensor_parallel: chips that share every layer.
+        framework: engine whose kernels and host costs are priced; default: as in a scenario.
+        fields: further fields of a scenario without its workload, such as ``hardware={"expert_parallel": 8}``,
+            ``engine={"release": "0.11.0"}``, ``weights_dtype="fp8"`` or ``speculation={...}``.
+
+    Raises:
+        ForerunError: an unknown model, chip or field, or a model that does not fit; one line.
+    """
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any],
+        chip: str,
+        *,
+        tensor_parallel: int | None = None,
+        framework: str | None = None,
+        **fields: Any,
+    ) -> None:
+        if "workload" in fields:
+            raise ForerunError("StepTime: workload: a step's time does not depend on it; leave it out")
+        self._take(
+            Scenario(model=model, chip=chip, tensor_parallel=tensor_parallel, framework=framework, **NO_LOAD, **fields)
+        )
+
+    @classmethod
+    def of(cls, scenario: ScenarioSource) -> StepTime:
+        """Step time of the deployment of a scenario, its fields, its file or a launch line.
+
+        Raises:
+            ForerunError: several kinds of replicas (``pools``), or an invalid scenario.
+        """
+        made = cls.__new__(cls)
+        made._take(as_scenario(scenario))
+        return made
+
+    def _take(self, scenario: Scenario) -> None:
+        """Build the replica of a scenario."""
+        self.scenario = scenario
+        """The deployment as a scenario, with the defaults of its engine."""
+        refuse_failures_and_pools(scenario)
+        (self._pool,) = build_pools(scenario)
+        timer, speculation = self._pool.timer, scenario.speculation
+        assert isinstance(timer, ModelTimer)
+        self._drafts, self._most, self._depth = timer.drafter is not None, 0, 0
+        if timer.drafter is not None and speculation is not None:
+            self._most, self._depth = self._pool.limits.query_len - 1, speculation.depth
+            timer = replace(timer, adjusted=timer.adjusted or AdjustedDrafter(timer.drafter, self._depth))
+        self._timer, self._windows, self._longest = timer, timer.windows, tracked_longest(timer)
+        self._prices = prices_of(timer, engine_module(scenario.engine.stepping == "exact-steps"))
+        self._largest = timer.target.max_tokens
+
+    def seconds(
+        self,
+        prefill: Prompts = (),
+        decode: Contexts = (),
+        draft_tokens: int | None = None,
+        *,
+        sampled: int | None = None,
+    ) -> float:
+        """Seconds of one step, host included.
+
+        Args:
+            prefill: a pair per prompt chunk: tokens that the step computes, and tokens already in the KV cache.
+            decode: tokens in the KV cache of each decoding sequence, before the step.
+            draft_tokens: draft tokens per decoding sequence that the step verifies. With ``speculation``, the drafter's
+                passes for as many are part of the step; default: its ``num_speculative_tokens``, else 0.
+            sampled: prompt chunks that complete their prompt and so yield a token; default: all.
+
+        Raises:
+            ForerunError: a number that no step can have.
+        """
+        work, draft = self._work(prefill, decode, draft_tokens, sampled)
+        seconds: float = self._prices.seconds_of(work, draft)
+        return seconds
+
+    def seconds_of_decodes(self, sequences: IntArray, context: IntArray, draft_tokens: int | None = None) -> FloatArray:
+        """Seconds of many decode steps at once: of every pair of a batch size and a context, broadcast together.
+
+        Args:
+            sequences: decoding sequences of each step.
+            context: tokens in the KV cache of each of its sequences.
+            draft_tokens: as in ``seconds``.
+        """
+        sizes, contexts = np.broadcast_arrays(np.asarray(sequences), np.asarray(context))
+        pairs = zip(sizes.ravel().tolist(), contexts.ravel().tolist(), strict=True)
+        seconds = [self.seconds((), [tokens] * count, draft_tokens) for count, tokens in pairs]
+        return np.array(seconds, dtype=np.float64).reshape(sizes.shape)
+
+    def kernels(
+        self,
+        prefill: Prompts = (),
+        decode: Contexts = (),
+        draft_tokens: int | None = None,
+        *,
+        sampled: int | None = None,
+    ) -> list[Kernel]:
+        """Kernels of one step, with arguments as in ``seconds``: each has a name, family, bound, FLOPs and bytes.
+
+        The exposed work of the host is the last one, of family ``host``: the sum of ``step_s`` is the step's seconds.
+        """
+        work, draft = self._work(prefill, decode, draft_tokens, sampled)
+        many = StepWork.of_numbers([np.array([number]) for number in work.numbers])
+        drafted = None if draft is None else DraftStep.of_numbers([np.array([number]) for number in draft.numbers])
+        host_s = self._timer.costs(many, drafted).host_s
+        return running([*self._timer.kernels(many, drafted), other_device_kernel("host", "host", host_s)])
+
+    def memory(self) -> MemoryPlan:
+        """Bytes in use on a chip by what they hold, and the KV blocks of the replica."""
+        return self._pool.memory
+
+    @property
+    def evidence(self) -> str:
+        """Evidence level of usual steps: ``datasheet``, ``calibrated`` or ``extrapolated``."""
+        return self._pool.basis
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on what was assumed, as a run prints them."""
+        return self._pool.notes
+
+    def _work(
+        self, prefill: Prompts, decode: Contexts, draft_tokens: int | None, sampled: int | None
+    ) -> tuple[StepWork[int], DraftStep[int] | None]:
+        """Work of a step and of its drafter; one line for numbers that no step can have."""
+        drafts = self._most if draft_tokens is None else draft_tokens
+        chunks, contexts = _plain(prefill), [decode] if isinstance(decode, int) else _plain(decode)
+        try:
+            wrong = any(new < 1 or cached < 0 for new, cached in chunks) or (contexts and min(contexts) < 0)
+            work = sequence_work(self._windows, chunks, contexts, drafts + 1, sampled, self._longest)
+            wrong = wrong or drafts < 0 or not 0 <= work.sampled_prefills <= len(chunks)
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
+            raise ForerunError(
+                "StepTime: prefill takes pairs (tokens to compute, at least 1; tokens in the KV cache), decode numbers "
+                f"of cached tokens, draft_tokens and sampled counts (got {shown((prefill, decode, draft_tokens))})"
+            )
+        if work.tokens > self._largest:
+            raise ForerunError(
+                f"StepTime: {work.tokens:,} tokens are more than a step of this engine has, {self._largest:,}: set "
+                f"engine.max_num_batched_tokens (and max_num_seqs) higher"
+            )
+        if not self._drafts or drafts == self._most:
+            return work, None
+        if drafts > self._depth:
+            raise ForerunError(f"StepTime: draft_tokens {drafts}: the drafter proposes at most {self._depth}")
+        none = (0,) * len(self._windows)
+        return work, DraftStep(drafts, 0, 0, 0, none, none)
+
+
+def _plain(numbers: Any) -> Any:
+    """Array as lists of Python's own numbers; other sequences as they are."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers

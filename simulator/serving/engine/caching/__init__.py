@@ -1,0 +1,1 @@
+"""Prefix cache of a replica, and the stores behind it."""
