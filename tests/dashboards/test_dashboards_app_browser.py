@@ -402,19 +402,17 @@ def test_figures_over_time_share_crosshair_and_range_and_any_column_is_an_axis(v
     ranges = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(e => e.layout.meta?.clock)
         .map(e => [e, e._fullLayout.xaxis3 || e._fullLayout.xaxis])"""
     page.wait_for_function(f"() => ({ranges})().length == 2")
-    graph = page.locator(".js-plotly-plot", has=page.locator("text=Over time")).first
-    graph.scroll_into_view_if_needed()
-    hovered = f"() => ({ranges})().every(([e]) => e._hoverdata && e._hoverdata.length)"
-    for move in range(120):  # a figure that is drawn again meanwhile forgets the pointer
-        graph.hover(position={"x": 300 + move % 40, "y": 200})
-        if page.evaluate(hovered):
-            break
-        page.wait_for_timeout(250)
-    assert page.evaluate(hovered)
-    page.evaluate(
-        f"() => {{ const [[e]] = ({ranges})(); Plotly.relayout(e, {{'xaxis3.range[0]': 2, 'xaxis3.range[1]': 9}}); }}"
+    pointed = f"""() => {{ const graphs = ({ranges})().map(([e]) => e);
+        graphs.forEach(e => e.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}})));"""
+    page.wait_for_function(
+        f"{pointed} graphs[0].emit('plotly_hover', {{points: [{{x: 5}}]}});"
+        "return graphs.slice(1).every(e => e._hoverdata && e._hoverdata.length); }"
+    )  # again and again: a figure that is drawn anew meanwhile forgets the pointer
+    page.wait_for_function(
+        f"{pointed} const [first] = ({ranges})(), asked = ([, axis]) => axis.range[0] == 2 && axis.range[1] == 9;"
+        "if (!asked(first)) Plotly.relayout(first[0], {'xaxis3.range[0]': 2, 'xaxis3.range[1]': 9});"
+        f"return ({ranges})().every(asked); }}"
     )
-    page.wait_for_function(f"() => ({ranges})().every(([, axis]) => axis.range[0] == 2 && axis.range[1] == 9)")
     visit.open("runs?run=first&across=run: output_throughput&up=run: p99_ttft_ms", 6)
     page.wait_for_function("() => /one point a run, \\d+ runs/.test(document.body.innerText)")
     assert {"first", "second"} <= {trace["name"] for trace in visit.figure("columns")}  # and runs of other tests
