@@ -26,6 +26,7 @@ from simulator.timing import load_framework
 from traces.benchmark_results import MeasuredRun, read_runs
 from validation.halves import rows_by_hash
 from validation.requests import SPLIT, base_scenario
+from validation.tables.contradictions import without_contradictions
 
 SMALL_ERROR = 0.1
 """Error, in logarithms, above which a figure pulls no harder: a few wrong rows do not carry a fit."""
@@ -77,7 +78,7 @@ def refit_cases(name: str, data: Path) -> list[RefitCase]:
         paths = sorted(data.rglob(words.pop("file")))
         if not paths:
             raise ForerunError(f"--data {data}: no file {chosen['file']}, which {name} is fitted on")
-        runs = [run for run in read_runs(str(paths[0])) if _meets(run, words)]
+        runs = [run for run in without_contradictions(list(read_runs(str(paths[0])))) if _meets(run, words)]
         for trained in (True, False):
             side = [run for run in runs if in_training(run, SPLIT) is trained]
             for run in rows_by_hash(side, attrgetter("place"), limit):

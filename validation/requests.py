@@ -22,6 +22,7 @@ from traces.benchmark_results import POWER, MeasuredRun, read_runs
 from validation import tables as tables  # lets read_runs read them
 from validation.facts import fitted_words
 from validation.steps import step_errors
+from validation.tables.contradictions import without_contradictions
 
 FIGURES = (*measured.FIGURES, (POWER,))
 """Figures that are scored, each under the first of its metrics that was measured."""
@@ -74,7 +75,7 @@ def measured_request_errors(
     tables: list[tuple[str, list[MeasuredRun]]] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)):
         try:
-            runs = list(read_runs(str(path)))
+            runs = without_contradictions(list(read_runs(str(path))))
         except TraceError:
             left["files that hold no measured runs"] += 1
             continue

@@ -60,6 +60,7 @@ from traces import TraceError
 from traces.benchmark_results import MeasuredRun, read_runs
 from validation.halves import rows_by_hash
 from validation.requests import SUFFIXES, base_scenario
+from validation.tables.contradictions import without_contradictions
 
 PROMISED = {"ttft": {LEVEL: 0.95, LIKELY: 0.69}, "tpot": {LEVEL: 0.955, LIKELY: 0.70}}
 """Share of the runs below either end of a band, by kind of figure and level. That is what is promised of 90 and 50 %,
@@ -162,7 +163,8 @@ def measured_tables(folder: Path) -> list[Path]:
 def chosen_runs(path: Path, limit: int) -> list[MeasuredRun]:
     """Runs of a table that can be compared: at most ``limit`` of a release and kind of layers, by hash."""
     try:
-        runs = [run for run in read_runs(str(path)) if run.model and run.chip and run.framework]
+        runs = without_contradictions(list(read_runs(str(path))))
+        runs = [run for run in runs if run.model and run.chip and run.framework]
     except TraceError:
         return []
     groups: dict[tuple[str, str], list[MeasuredRun]] = defaultdict(list)

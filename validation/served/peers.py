@@ -37,6 +37,7 @@ from validation.facts import facts
 from validation.halves import rows_by_hash
 from validation.requests import base_scenario, engine_constants
 from validation.served.bands import measured_tables
+from validation.tables.contradictions import without_contradictions
 
 LEAST_ROWS, MOST_ROWS = 4, 8
 """Complete runs that a release needs, and the most runs of a group that are predicted."""
@@ -124,7 +125,7 @@ def measured_runs(data: Path) -> Iterator[tuple[str, MeasuredRun]]:
     """Table and run of every measured run below a folder."""
     for path in measured_tables(data):
         try:
-            yield from ((path.name.split(".")[0], run) for run in read_runs(str(path)))
+            yield from ((path.name.split(".")[0], run) for run in without_contradictions(list(read_runs(str(path)))))
         except TraceError:
             continue
 
