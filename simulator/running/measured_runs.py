@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +306,7 @@ def simulate_measured(
         named = (run.speculation or "").replace("_", "-").lower()
         if named and named != speculation.method and not _is_method(named, speculation.method):
             stated.append(f"the scenario's method of drafting, {speculation.method}, in place of the file's {named}")
+    stated += _alternatives(run, scenario)
     stream = _stream(run, scenario, seed)
     if speculation is not None and scenario.hardware.attention_data_parallel == 1 and stream.stays_in_step:
         share = np.random.default_rng([seed, 0x57E9]).uniform(1 - DRAFTING_SPREAD, 1 + DRAFTING_SPREAD, len(stream))
@@ -342,6 +343,23 @@ def simulate_measured(
     if late_s:
         notes.append(f"the first {run.max_concurrency} prompts are {late_s:g} s late, as in such benchmarks")
     return result, predicted, [*readings(run), *stated, *notes, *result.notes]
+
+
+def _alternatives(run: MeasuredRun, scenario: Scenario) -> Iterator[str]:
+    """Notes on what a server of this model may have run, if the file does not state it."""
+    architecture, hardware = load_architecture(scenario.model), scenario.hardware
+    if run.speculation is None and scenario.speculation is None and architecture.mtp is not None:
+        yield (
+            f"the file does not state whether the server drafts; it is taken not to, though {architecture.name} has a "
+            f"head to draft with (speculation.method: mtp)"
+        )
+    heads = {getattr(group.layer.mixer, "num_kv_heads", None) for group in architecture.layer_groups} - {None}
+    chosen = run.data_parallel_attention is not None or "attention_data_parallel" in hardware.model_fields_set
+    if heads == {1} and hardware.tensor_parallel > 1 and not chosen and not scenario.pools:
+        yield (
+            f"the file states no attention groups; each of {hardware.tensor_parallel} chips is taken to hold the KV of "
+            f"all sequences, which groups divide (hardware.attention_data_parallel)"
+        )
 
 
 STATE_SHARE, STATES_OF_A_SEQUENCE = 0.9 / 1.9, 5

@@ -649,3 +649,22 @@ def test_an_unknown_model_is_the_scenarios_by_its_number_of_weights_alone(folder
     assert run["simulated"].startswith("llama-3.1-8b, on h100-sxm under llama.cpp")
     (folder / "bench.md").write_text((folder / "bench.md").read_text().replace("8.03 B", "7.25 B"))
     assert "model 'llama 8B' is not known" in forerun("replay requests bench.md --scenario base.yaml").error_line
+
+
+def test_drafting_and_attention_groups_that_a_file_does_not_state_are_named():
+    facts = {
+        "model": "deepseek-v3",
+        "chip": "h200-sxm",
+        "weights_dtype": "fp8",
+        "tensor_parallel": 8,
+        "num_requests": 2,
+    }
+
+    def named(*words, **changes):
+        notes = rerun(closed_loop(1, **facts | changes), BASE)["notes"]
+        return [any(word in note for note in notes) for word in words]
+
+    words = "whether the server drafts", "states no attention groups"
+    assert named(*words) == [True, True]
+    assert named(*words, speculation="none", data_parallel_attention=1) == [False, False]
+    assert named(*words, model="qwen3-8b", weights_dtype=None) == [False, False]
