@@ -365,6 +365,8 @@ class _Replica:
             framework = framework.without_api_server()
         if reaches(engine.framework, engine.release, framework.sinks_captured or "0"):
             framework = framework.model_copy(update={"sink_launches": 0})
+        if framework.broadcasts_until and reaches(engine.framework, engine.release, framework.broadcasts_until):
+            framework = framework.model_copy(update={"rank_s": 0.0})
         sorts_until = framework.sorts_logits_until
         if sorts_until and not reaches(engine.framework, engine.release, sorts_until):
             framework = framework.model_copy(update={"logit_copies": SORTED_COPIES})

@@ -103,6 +103,8 @@ class Framework(BaseModel):
     """True if the all-reduce kernel also adds the residual and computes the following norm."""
     logit_copies: float = Field(default=2.0, ge=0)
     """Memory of the sampled logits in units of their fp32 form; more if the sampler sorts them."""
+    broadcasts_until: str | None = None
+    """Release from which the broadcast to several ranks runs beside the device, so that ``rank_s`` is 0."""
     sorts_logits_until: str | None = None
     """Release from which the sampler no longer sorts logits, which takes ``SORTED_COPIES`` of them."""
     mxfp4_tile: int = Field(default=1, ge=0)

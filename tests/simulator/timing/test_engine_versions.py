@@ -108,3 +108,11 @@ def test_early_sglang_is_slow_with_fp8_experts_on_cdna_3(framework, chip, weight
     build = load_framework(framework)
     slowed = build.with_experts(chip, load_architecture("deepseek-r1"), weights)
     assert slowed.step_s - build.step_s == pytest.approx(layers * 2.6e-4)
+
+
+@pytest.mark.parametrize(
+    ("release", "exposed_s"), [("1.0.0rc3", 3.0e-4), ("1.1.0", 0.0), ("unknown", 0.0), (None, 0.0)]
+)
+def test_later_releases_broadcast_beside_the_device(release, exposed_s):
+    scenario = plain_scenario(engine={"framework": "trtllm", "release": release}, hardware={"tensor_parallel": 2})
+    assert build_replica(scenario, seed=0).main.timer.target.deployment.framework.rank_s == exposed_s
