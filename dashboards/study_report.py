@@ -127,7 +127,7 @@ def plan_summary_html(result: StudyResult) -> str:
     cheaper = [row for row in cheaper if (row["usd_per_hour"] or inf) < (document["best"]["usd_per_hour"] or 0.0)]
     for row in sorted(cheaper, key=lambda row: -row["probability"])[:1]:
         monthly = _usd(row["usd_per_hour"] * HOURS_PER_MONTH)
-        risk = risk_words(row["probability"], row["basis"])
+        risk = risk_words(row["probability"])
         change.append(f"more risk: {row['chips']} of {', '.join(row['prices'])} for {monthly} a month, risk {risk}")
     figures = page.figure_cards(drawn)
     sections = [
@@ -158,12 +158,13 @@ def decision_words(document: Json) -> str:
     keep, do = ("It keeps", "it does") if best["chips"] == 1 else ("They keep", "they do")
     words += f". {keep} the promised response times{compared}"
     if best["probability"] is not None:
-        words += f"; the risk that {do} not is {risk_words(best['probability'], best['basis'])}"
-    measured = [row for row in others if row["meets_slo"] and row["basis"] == "calibrated" and row["usd_per_month"]]
-    if measured and best["basis"] != "calibrated" and best["usd_per_month"]:
+        words += f"; the risk that {do} not is {risk_words(best['probability'])}"
+    known = [row for row in others if row["meets_slo"] and row["usd_per_month"]]
+    measured = [row for row in known if studies.main_evidence(row) == "calibrated"]
+    if measured and studies.main_evidence(best) != "calibrated" and best["usd_per_month"]:
         more, risk = measured[0]["usd_per_month"] - best["usd_per_month"], measured[0]["probability"]
         words += f". {measured[0]['chip']}, {_usd(more)} a month more, is the cheapest that was measured"
-        words += "" if risk is None else f" (risk {risk_words(risk, 'calibrated')})"
+        words += "" if risk is None else f" (risk {risk_words(risk)})"
     return f"{words}."
 
 
@@ -196,8 +197,8 @@ def _chips_table(document: Json) -> Table:
         ends = list(dict.fromkeys(map(_usd, row["usd_per_month_range"] or ())))
         low_high = " to ".join(ends) if len(ends) > 1 else "in every case" * len(ends)
         month = Cell(_usd(row["usd_per_month"]) or ABSENT, aside=low_high, value=row["usd_per_month"])
-        risk = "" if row["probability"] is None else f"; risk {risk_words(row['probability'], row['basis'])}"
-        evidence = studies.EVIDENCE_TO_A_BUYER.get(row["basis"] or "", "not simulated") + risk
+        risk = "" if row["probability"] is None else f"; risk {risk_words(row['probability'])}"
+        evidence = studies.evidence_to_a_buyer(row) + risk
         reason = row["reason"] or "not computed"
         fails, grows = row["replica_fails"] or reason, row["twice_the_load"] or ("" if row["reason"] else reason)
         rows.append([row["chip"], row["chips"] if row["meets_slo"] else None, month, evidence, fails, grows])

@@ -14,9 +14,9 @@ from typing_extensions import TypedDict
 
 from forerun.arrays import IntArray
 from forerun.result import Result
-from hwprofiles import Chip, weakest
+from hwprofiles import Chip
 from simulator.llm import load_architecture
-from simulator.running.build import EXTRAPOLATED, Build, PoolBuild
+from simulator.running.build import Build, PoolBuild
 from simulator.running.metrics.posterior import Learnt
 from simulator.running.metrics.statistics import ratio
 from simulator.running.metrics.summary import run_duration_s
@@ -148,7 +148,7 @@ class RunRecords(Result):
     basis: str
     """The weakest evidence level behind more than a twentieth of the device time."""
     evidence: Evidence
-    """Shares of device time by evidence level of the kernels."""
+    """Shares of device time by evidence level of the kernels; none is calibrated for an engine outside the fits."""
     notes: tuple[str, ...]
     chips: int
     pools: tuple[PoolFacts, ...]
@@ -178,6 +178,8 @@ class RunRecords(Result):
     def of(cls, build: Build, log: RunLog, rows: StepRows, totals: StepTotals, began: tuple[float, float]) -> Self:
         """Collect the records of a run that has just ended; ``began`` is ``clock()`` at its start."""
         requests, evidence, pools = request_records(log), Evidence.of(totals), build.pools
+        if any(_beyond_fits(build)):
+            evidence = Evidence(0.0, evidence.calibrated + evidence.extrapolated, evidence.datasheet)
         cpu_s, wall_s = (now - then for now, then in zip(clock(), began, strict=True))
         return cls(
             scenario=build.scenario,
@@ -191,7 +193,7 @@ class RunRecords(Result):
             engine=EngineCounters(
                 int(totals.steps.sum()), log.exact_steps, float(totals.end_s.max()), cpu_s=cpu_s, wall_s=wall_s
             ),
-            basis=weakest((evidence.basis, EXTRAPOLATED)) if any(_beyond_fits(build)) else evidence.basis,
+            basis=evidence.basis,
             evidence=evidence,
             notes=(*build.notes, *log.stream.notes),
             chips=build.chips,

@@ -118,17 +118,22 @@ def paired_ratio(base: Sequence[float | None], other: Sequence[float | None], hi
 
 
 def with_model_error(
-    ratio: Ratio, base: ModelError, other: ModelError, metric: str, bases: Iterable[str], own: Widening | None = None
+    ratio: Ratio,
+    base: ModelError,
+    other: ModelError,
+    metric: str,
+    evidence: Iterable[Mapping[str, float]],
+    own: Widening | None = None,
 ) -> Ratio:
     """Widen a ratio's interval by the model error, and compute the probability that the ratio is above 1.
 
     Shared error sources move both runs in every draw: a kernel that is 10 % slower than predicted is slower in both. If
-    the evidence caps the probability (``stated_probability``), the interval is widened to reach beyond 1.
+    the evidence caps the probability (``stated_probability``), the interval is widened to a normal error with it.
 
     Args:
         ratio: the ratio with its sampling interval.
         base, other: model error of each run.
-        bases: evidence levels of both runs.
+        evidence: shares of device time by evidence level of both runs.
         metric: metric of the ratio. Cost per token has the throughput's error, unless arrivals alone determine it.
         own: adds the error of what the two do not share to logarithms of the ratio (``Unshared.draws``).
     """
@@ -145,9 +150,9 @@ def with_model_error(
     tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
     above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2
     ends = ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high))
-    stated = stated_probability(above, *bases)
+    stated = stated_probability(above, *evidence)
     if stated != above:
-        beyond = ratio.ratio ** (1.0 - NORMAL_95 / NormalDist().inv_cdf(MOST_SURE))
+        beyond = ratio.ratio ** (1.0 - NORMAL_95 / NormalDist().inv_cdf(max(stated, 1.0 - stated)))
         ends = min(ends[0], beyond), max(ends[1], beyond)
     return Ratio(ratio.ratio, *ends, stated)
 

@@ -8,7 +8,8 @@ that waits between ranks. Scheduler and load are shared: ratios of variants that
 
 from __future__ import annotations
 
-from math import exp, hypot, log
+from collections.abc import Mapping
+from math import exp, hypot, log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,24 +75,28 @@ class Unshared(NamedTuple):
         return np.where(ranks("gain is lost") < self.lost, 0.0, shared) - self.drafts * slower
 
 
-def unshared_of(base: Json, other: Json, evidence: str) -> Unshared | None:
-    """Unshared error of two scenarios (as JSON); None if they differ only in load and scheduling."""
+def unshared_of(base: Json, other: Json, *evidence: Mapping[str, float]) -> Unshared | None:
+    """Unshared error of two scenarios (as JSON); None if they differ only in load and scheduling.
+
+    ``evidence`` has each run's shares of device time by level: the scale is that of the least measured run.
+    """
     known, (before, after) = known_errors(), (_drafter(base), _drafter(other))
     drafting, deployment = before != after, _deployment(base) != _deployment(other)
     if not drafting and not deployment:
         return None
     drafts = (after is not None) - (before is not None)
     serves = drafts and (base if drafts < 0 else other)["engine"]["framework"] not in RESEARCH
-    own, moved = drafting and known[DRAFTING][evidence], deployment and known[DEPLOYMENT][evidence]
+    own, moved = (
+        differs and max(sqrt(sum(share * known[kind][level] ** 2 for level, share in of.items())) for of in evidence)
+        for kind, differs in ((DRAFTING, drafting), (DEPLOYMENT, deployment))
+    )
     lost = known[DRAFTING]["lost"] if serves else 0.0
     return Unshared(hypot(own, moved), float(moved), lost, known[DRAFTING]["loss"], drafts or 1)
 
 
-def unshared_ends(
-    base: Json, other: Json, evidence: str, speedup: float, low: float, high: float
-) -> tuple[float, float]:
+def unshared_ends(base: Json, other: Json, basis: str, speedup: float, low: float, high: float) -> tuple[float, float]:
     """90 % ends of a speed-up per token of two scenarios, with their unshared error beside its other errors."""
-    error = unshared_of(base, other, evidence)
+    error = unshared_of(base, other, {basis: 1.0})
     if error is None:
         return low, high
     down, up = np.quantile(error.drafts * error.slower(error.drafts * log(speedup)), [0.95, 0.05])

@@ -114,7 +114,7 @@ def probability(row: PublishedRatio, known: Mapping[str, Mapping[str, float]]) -
     from scipy.special import stdtr
 
     usual = float(stdtr(FREEDOM, log(row.predicted) / known[row.kind][row.evidence]))
-    return stated_probability((1.0 - row.serves * known[row.kind].get("lost", 0.0)) * usual, row.evidence)
+    return stated_probability((1.0 - row.serves * known[row.kind].get("lost", 0.0)) * usual, {row.evidence: 1.0})
 
 
 def left_out_probabilities(rows: Sequence[PublishedRatio]) -> list[float]:

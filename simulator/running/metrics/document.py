@@ -77,7 +77,7 @@ def run_data(result: RunRecords) -> RunDocument:
     load = load_section(requests.measured, scenario.workload, api_server_busy)
     usd = usage.fleet_cost_usd(result, duration_s)
     if (slo := slo_report(result, summary)) is not None:
-        slo["probability"] = slo_probability(slo, error, result.basis)
+        slo["probability"] = slo_probability(slo, error, result.evidence._asdict())
     pools, steady = usage.pool_sections(result, duration_s), steady_output_throughput(load, summary, scenario.workload)
     data = RunDocument(
         conclusion="",

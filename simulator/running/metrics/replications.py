@@ -121,6 +121,5 @@ def _combine_slo(documents: Sequence[Json], error: ModelError | None) -> Json | 
         row["met_in"] = sum(report["limits"][key]["met"] is True for report in reports)
     combined["met"] = all(row["met"] is True for row in combined["limits"].values())
     combined["met_in"] = sum(report["met"] is True for report in reports)
-    basis = weakest(document["basis"] for document in documents)
-    combined["probability"] = slo_probability(combined, error, basis, len(reports))
+    combined["probability"] = slo_probability(combined, error, *(document["evidence"] for document in documents))
     return combined

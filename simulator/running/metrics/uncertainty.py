@@ -552,31 +552,41 @@ def drawn_slo_ratios(
 
 
 LEAST_SURE, MOST_SURE = 0.1, 0.9
-"""Probabilities that are stated at least and at most where not all evidence is calibrated."""
+"""Probabilities that are stated at least and at most where nothing was measured."""
 
 
-def stated_probability(probability: float, *bases: str) -> float:
-    """A probability capped to 10 %..90 % unless all evidence is calibrated.
+def stated_probability(probability: float, *evidence: Mapping[str, float]) -> float:
+    """A probability, capped to 10 %..90 % for the part of the time that was not measured.
 
-    >>> stated_probability(0.997, "calibrated"), stated_probability(0.997, "calibrated", "datasheet")
+    stated = (1 - s) p + s min(max(p, 0.1), 0.9): the error of what was measured has been scored, so that ``p`` comes
+    true as often as it says; on the remaining share ``s`` of the time, one case in ten may lie outside every interval.
+
+    Args:
+        probability: ``p``, over the draws of the model's error.
+        evidence: shares of device time by evidence level of each run; ``s`` is that of the least measured.
+
+    >>> stated_probability(0.997, {"calibrated": 1.0}), stated_probability(0.997, {"datasheet": 1.0})
     (0.997, 0.9)
+    >>> round(stated_probability(1.0, {"calibrated": 0.95, "extrapolated": 0.05}), 3)
+    0.995
     """
-    if all(basis == "calibrated" for basis in bases):
-        return probability
-    return min(max(probability, LEAST_SURE), MOST_SURE)
+    unmeasured = max(1.0 - shares.get("calibrated", 0.0) for shares in evidence)
+    capped = min(max(probability, LEAST_SURE), MOST_SURE)
+    return probability if capped == probability else (1.0 - unmeasured) * probability + unmeasured * capped
 
 
-def slo_probability(slo: Mapping[str, Any], error: ModelError | None, basis: str, runs: int = 1) -> float | None:
-    """Probability that a run meets its limits, as they are in the ``slo`` section of its document; None if its error is
-    not known."""
+def slo_probability(slo: Mapping[str, Any], error: ModelError | None, *evidence: Mapping[str, float]) -> float | None:
+    """Probability that runs meet their limits, as in their document's ``slo`` section; None for an unknown error.
+
+    ``evidence`` has each run's shares of device time by level."""
     limits = slo["limits"]
     if error is None or not error["stated"]:
         return None
     if any(row["met"] is False and row["value"] <= row["limit"] for row in limits.values()):
         return 0.0  # requests are refused, whatever the model's error
     values = {key: row["value"] for key, row in limits.items()}
-    drawn = drawn_slo_ratios(values, error, lambda key, value: value / limits[key]["limit"], runs)
-    return stated_probability(float(np.mean(drawn <= 1.0)), basis)
+    drawn = drawn_slo_ratios(values, error, lambda key, value: value / limits[key]["limit"], len(evidence))
+    return stated_probability(float(np.mean(drawn <= 1.0)), *evidence)
 
 
 def interval_section(

@@ -295,11 +295,11 @@ def _with_model_error(
 ) -> dict[str, dict[str, Ratio | None]]:
     """Ratios whose intervals include the model error, for variants with a known model error."""
     errors = {name: runs[0]["model_error"] for name, runs in documents.items()}
-    evidence = {name: weakest(run["basis"] for run in runs) for name, runs in documents.items()}
 
     def widened(name: str, base: str) -> dict[str, Ratio | None]:
-        runs, levels = (documents[base][0], documents[name][0]), (evidence[base], evidence[name])
-        unshared = unshared_of(runs[0]["scenario"], runs[1]["scenario"], weakest(levels))
+        runs = documents[base][0], documents[name][0]
+        levels = [run["evidence"] for one in (base, name) for run in documents[one]]
+        unshared = unshared_of(runs[0]["scenario"], runs[1]["scenario"], *levels)
         return {
             metric: ratio and with_model_error(ratio, errors[base], errors[name], metric, levels,
                                                unshared and partial(unshared.draws, *runs, metric))

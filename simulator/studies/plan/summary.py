@@ -59,6 +59,8 @@ class ChipCost(DocumentPart):
     usd_per_month_range: list[float] | None
     """Dollars a month at the fast and at the slow end of the 90 % interval of the engine; None if it has none."""
     basis: str | None
+    evidence: dict[str, float] | None
+    """Shares of device time by evidence level."""
     probability: float | None
     prices: dict[str, ChipPrice]
     replica_fails: str | None
@@ -88,6 +90,7 @@ def _chip_cost(plan: Plan, chip: str, best: Candidate) -> ChipCost:
         usd_per_month=_monthly(best) if holds else None,
         usd_per_month_range=[((usd or 0.0) * layout.rented(n) + shared) * HOURS_PER_MONTH for n in range_of] or None,
         basis=None if best.verdict is None else best.verdict.observation.basis,
+        evidence=None if best.verdict is None else dict(best.verdict.observation.evidence),
         probability=best.chance,
         prices=dict(layout.prices),
         replica_fails=_failure(plan, best, cases) if holds and cases else None,
@@ -137,7 +140,7 @@ def plan_summary(plan: Plan, cheaper: Candidate | None = None) -> dict[str, Any]
             if best.chance is None
             else {
                 "how sure": f"every limit is met as predicted, and with {chance_words(best.chance)} probability if the "
-                f"model's own error is counted: the risk is {risk_words(best.chance, verdict.observation.basis)}"
+                f"model's own error is counted: the risk is {risk_words(best.chance)}"
             }
         ),
         "what would change it": _changes(plan, best),
@@ -330,9 +333,7 @@ def _changes(plan: Plan, best: Candidate) -> str:
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         times = tolerated_slowdown(_loads(plan, best)) or 1.0 / verdict.slo_ratio
         slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
-        risk = (
-            "" if best.chance is None else f": the risk of that is {risk_words(best.chance, verdict.observation.basis)}"
-        )
+        risk = "" if best.chance is None else f": the risk of that is {risk_words(best.chance)}"
         margins.append((times - 1.0, f"{slower} predicted{risk}"))
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and c.layout.prices.keys() - best.layout.prices]
     dearer = [(1.0 - plan.cost(best) / plan.cost(c), c) for c in rivals if plan.cost(c) > plan.cost(best)]
@@ -343,14 +344,13 @@ def _changes(plan: Plan, best: Candidate) -> str:
     return "; ".join(sentences) if sentences else "nothing that was tried"
 
 
-def risk_words(chance: float, basis: str | None) -> str:
-    """Text of the probability that a limit is missed, with a minimum set by the evidence level.
+def risk_words(chance: float) -> str:
+    """Text of the probability that a limit is missed; a bound where nothing was measured.
 
-    >>> risk_words(0.97, "calibrated"), risk_words(0.9, "datasheet")
+    >>> risk_words(0.97), risk_words(0.9)
     ('3 %', '10 % or more')
     """
-    words = chance_words(1.0 - chance)
-    return words if basis == "calibrated" or chance != MOST_SURE else f"{words} or more"
+    return chance_words(1.0 - chance) + " or more" * (chance == MOST_SURE)
 
 
 def tolerated_slowdown(loads: Iterable[tuple[float, float]]) -> float | None:

@@ -156,6 +156,8 @@ class Observation:
     power_w: float | None = None
     bottleneck: dict[str, float] | None = None
     basis: str = ""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """Shares of device time by evidence level; empty for a run that is not shown."""
     notes: tuple[str, ...] = ()
     resamples: tuple[dict[str, float | None], ...] | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -241,6 +243,7 @@ def observe(
         power_w=energy / duration if energy is not None and duration else None,
         bottleneck=document["bottleneck"],
         basis=result.basis,
+        evidence=result.evidence._asdict(),
         summary=summary,
         notes=result.notes,
         resamples=None if rows is None else tuple(rows),
@@ -305,7 +308,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     ends = (intervals_of(figures, error, sampling, level) for level in (NINE_IN_TEN, LIKELY))
     wide, likely = ({limit.key: one[limit.key] for limit in objective.limits if limit.key in one} for one in ends)
     share = float(np.mean(drawn <= 1.0))
-    return Held(stated_probability(share, seen.basis), wide, likely, share)
+    return Held(stated_probability(share, seen.evidence), wide, likely, share)
 
 
 def slo_ratios_drawn(
@@ -467,8 +470,8 @@ def find_highest_rate(
             verdict, tried=tuple(one._replace(meets=one.meets and one.request_rate <= rate) for one in points)
         )
     chance = chances.get(rate, max(chances.values(), default=None))
-    basis = "" if verdict is None else verdict.observation.basis
-    return rate, tried + len(chances), verdict, None if chance is None else stated_probability(chance, basis)
+    evidence = {} if verdict is None else verdict.observation.evidence
+    return rate, tried + len(chances), verdict, None if chance is None else stated_probability(chance, evidence)
 
 
 def trial(

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scenario_parts import constant, drafts, on_h100, poisson
 
 from hwprofiles import predict_kernel
@@ -11,7 +13,7 @@ from simulator.running.build import build_run
 from simulator.running.metrics import own_errors, run_document, summarise, uncertainty
 from simulator.running.metrics.served import without_served
 from simulator.running.metrics.summary import request_latency_ms
-from simulator.running.metrics.uncertainty import DRAWS, metric_draws, standard_draws, step_draws
+from simulator.running.metrics.uncertainty import DRAWS, metric_draws, standard_draws, stated_probability, step_draws
 from simulator.running.run import error_of_run, simulate
 from simulator.studies.compare.command import compare
 from simulator.studies.paired import Ratio, with_model_error
@@ -140,15 +142,15 @@ def test_draws_depend_on_the_name_of_a_source_alone():
     assert len(standard_draws("a")) == DRAWS
 
 
-MEASURED = ("calibrated", "calibrated")
+MEASURED, NEVER_MEASURED = {"calibrated": 1.0}, {"calibrated": 0.0, "datasheet": 1.0}
 
 
 def test_without_calibrated_evidence_neither_probability_nor_interval_is_surer_than_90_percent(quiet):
     error, drafting = quiet.model_error, simulate(chat(**EAGLE), intervals=True).model_error
     for ratio in (2.0, 0.5):
         sure, unsure = (
-            with_model_error(Ratio(ratio, ratio, ratio), error, drafting, "mean_tpot_ms", ("calibrated", basis))
-            for basis in ("calibrated", "datasheet")
+            with_model_error(Ratio(ratio, ratio, ratio), error, drafting, "mean_tpot_ms", (MEASURED, evidence))
+            for evidence in (MEASURED, NEVER_MEASURED)
         )
         assert sure.verdict == (1 if ratio > 1 else -1)
         assert (sure.probability, unsure.probability) == ((1.0, 0.9) if ratio > 1 else (0.0, 0.1))
@@ -156,12 +158,35 @@ def test_without_calibrated_evidence_neither_probability_nor_interval_is_surer_t
         assert unsure.side == sure.verdict, "the likely side is named all the same"
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_probability_moves_with_the_share_of_time_that_was_measured_and_never_jumps(probability, share, other):
+    stated, at_other = (
+        stated_probability(probability, {"calibrated": 1.0 - part, "extrapolated": part}) for part in (share, other)
+    )
+    assert stated_probability(probability, MEASURED) == probability
+    assert 0.1 <= stated_probability(probability, NEVER_MEASURED) <= 0.9
+    assert abs(stated - at_other) <= 0.1 * abs(share - other) + 1e-12
+    assert (abs(stated - 0.5) - abs(at_other - 0.5)) * (share - other) <= 1e-12, "the less measured, the less sure"
+    assert (stated - stated_probability(other, {"calibrated": 1.0 - share})) * (probability - other) >= -1e-12
+
+
+def test_a_ratio_does_not_jump_where_the_evidence_level_of_a_run_changes(quiet):
+    error, drafting = quiet.model_error, simulate(chat(**EAGLE), intervals=True).model_error
+    below, above = (
+        with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting, "mean_tpot_ms", [MEASURED, {"calibrated": 1.0 - share}])
+        for share in (0.0498, 0.0502)
+    )
+    assert below.verdict == above.verdict == 1
+    assert below.probability == pytest.approx(above.probability, abs=1e-4)
+    assert below.low == pytest.approx(above.low, rel=1e-3)
+
+
 def test_what_two_variants_share_cancels(quiet):
     error = quiet.model_error
-    same = with_model_error(Ratio(1.0, 1.0, 1.0), error, error, "mean_e2el_ms", MEASURED)
+    same = with_model_error(Ratio(1.0, 1.0, 1.0), error, error, "mean_e2el_ms", [MEASURED])
     assert (same.low, same.high, same.probability) == (1.0, 1.0, 0.5)
     drafting = simulate(chat(**EAGLE), intervals=True)
-    ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms", MEASURED)
+    ratio = with_model_error(Ratio(2.0, 2.0, 2.0), error, drafting.model_error, "mean_tpot_ms", [MEASURED])
     disaggregated = np.hypot(half_width(quiet, "mean_tpot_ms"), half_width(drafting, "mean_tpot_ms"))
     assert np.log(ratio.high / ratio.low) / 2 < 1.19 * disaggregated, "95 % of the difference, were the two independent"
     assert ratio.probability == 1.0
@@ -170,7 +195,7 @@ def test_what_two_variants_share_cancels(quiet):
 def test_the_cost_of_a_token_errs_as_the_throughput(quiet):
     drafting = simulate(chat(**EAGLE), intervals=True)
     cost, throughput = (
-        with_model_error(Ratio(2.0, 1.9, 2.1), quiet.model_error, drafting.model_error, metric, MEASURED)
+        with_model_error(Ratio(2.0, 1.9, 2.1), quiet.model_error, drafting.model_error, metric, [MEASURED])
         for metric in ("usd_per_million_output_tokens", "output_throughput")
     )
     assert cost == throughput

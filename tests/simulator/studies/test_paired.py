@@ -135,12 +135,13 @@ def speedup(metric="mean_tpot_ms", vary=(), scenario=LOOP):
 ])  # fmt: skip
 def test_load_and_scheduling_are_shared(changes):
     other = LOOP.with_values(changes).model_dump()
-    assert unshared_of(DRAFTED, other, "datasheet") is None
+    assert unshared_of(DRAFTED, other, {"datasheet": 1.0}) is None
 
 
 def test_what_is_accepted_is_shared():
     assert (
-        unshared_of(DRAFTED, LOOP.with_values({"speculation.acceptance.alpha": 0.5}).model_dump(), "calibrated") is None
+        unshared_of(DRAFTED, LOOP.with_values({"speculation.acceptance.alpha": 0.5}).model_dump(), {"calibrated": 1.0})
+        is None
     )
 
 
@@ -149,7 +150,7 @@ def test_what_is_accepted_is_shared():
     {"weights_dtype": "fp8"},
 ])  # fmt: skip
 def test_chips_engine_and_formats_are_not_shared(changes):
-    error = unshared_of(DRAFTED, LOOP.with_values(changes).model_dump(), "calibrated")
+    error = unshared_of(DRAFTED, LOOP.with_values(changes).model_dump(), {"calibrated": 1.0})
     assert error.scale == error.of_prompts > 0
     assert error.lost == 0.0
 
@@ -158,13 +159,15 @@ def test_no_property_narrows():
     """Each level of weaker evidence, and a second difference, makes the error as wide or wider."""
     more = LOOP.with_values({"hardware.tensor_parallel": 4}).model_dump()
     for other in (DRAFTED, more):
-        scales = [unshared_of(PLAIN, other, level).scale for level in ("calibrated", "extrapolated", "datasheet")]
+        scales = [
+            unshared_of(PLAIN, other, {level: 1.0}).scale for level in ("calibrated", "extrapolated", "datasheet")
+        ]
         assert scales == sorted(scales)
-    assert unshared_of(PLAIN, more, "datasheet").scale > unshared_of(PLAIN, DRAFTED, "datasheet").scale
+    assert unshared_of(PLAIN, more, {"datasheet": 1.0}).scale > unshared_of(PLAIN, DRAFTED, {"datasheet": 1.0}).scale
 
 
 def test_the_error_is_the_same_from_either_side():
-    forward, backward = (unshared_of(*pair, "calibrated") for pair in ((PLAIN, DRAFTED), (DRAFTED, PLAIN)))
+    forward, backward = (unshared_of(*pair, {"calibrated": 1.0}) for pair in ((PLAIN, DRAFTED), (DRAFTED, PLAIN)))
     assert forward == backward._replace(drafts=1)
     runs = [{"summary": {"mean_tpot_ms": ms}, "load": {"keeps_up": None}} for ms in (12.0, 6.0)]
     rest = "mean_tpot_ms", np.zeros(512)
