@@ -92,6 +92,7 @@ BASE = {
     "interval_level": None,
     "slo": {"met": True, "good_share": 1.0, "limits": {"p99_ttft_ms": {"limit": 2.0, "value": 1.0, "met": True}}},
     "basis": "calibrated",
+    "evidence": {"calibrated": 1.0},
     "bottleneck": {"memory": 0.75, "idle": 0.25},
     "kv_cache": {"num_blocks": 100, "peak_use": 0.5, "overridden": False},
     "energy_joules": None,
