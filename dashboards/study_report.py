@@ -14,6 +14,7 @@ from dashboards.theme import FigureData, ResultFigure, with_data
 from forerun.document import Json, json_text
 from forerun.result import Result, StudyResult
 from forerun.tables import ABSENT, Cell, Table, Value, cell_text, markdown_text
+from simulator.running.metrics.conclusion import evidence_words, main_evidence
 from simulator.running.metrics.files import StagedFiles
 from simulator.running.metrics.usage import HOURS_PER_MONTH
 from simulator.studies.plan.summary import risk_words
@@ -160,8 +161,8 @@ def decision_words(document: Json) -> str:
     if best["probability"] is not None:
         words += f"; the risk that {do} not is {risk_words(best['probability'])}"
     known = [row for row in others if row["meets_slo"] and row["usd_per_month"]]
-    measured = [row for row in known if studies.main_evidence(row) == "calibrated"]
-    if measured and studies.main_evidence(best) != "calibrated" and best["usd_per_month"]:
+    measured = [row for row in known if main_evidence(row["evidence"]) == "calibrated"]
+    if measured and main_evidence(best["evidence"]) != "calibrated" and best["usd_per_month"]:
         more, risk = measured[0]["usd_per_month"] - best["usd_per_month"], measured[0]["probability"]
         words += f". {measured[0]['chip']}, {_usd(more)} a month more, is the cheapest that was measured"
         words += "" if risk is None else f" (risk {risk_words(risk)})"
@@ -198,7 +199,8 @@ def _chips_table(document: Json) -> Table:
         low_high = " to ".join(ends) if len(ends) > 1 else "in every case" * len(ends)
         month = Cell(_usd(row["usd_per_month"]) or ABSENT, aside=low_high, value=row["usd_per_month"])
         risk = "" if row["probability"] is None else f"; risk {risk_words(row['probability'])}"
-        evidence = studies.evidence_to_a_buyer(row) + risk
+        shares = row["evidence"]
+        evidence = (evidence_words(shares, studies.EVIDENCE_TO_A_BUYER) if shares else "not simulated") + risk
         reason = row["reason"] or "not computed"
         fails, grows = row["replica_fails"] or reason, row["twice_the_load"] or ("" if row["reason"] else reason)
         rows.append([row["chip"], row["chips"] if row["meets_slo"] else None, month, evidence, fails, grows])

@@ -38,6 +38,7 @@ from dashboards.theme import (
 )
 from forerun.arrays import FloatArray
 from forerun.document import Json, read_document
+from simulator.running.metrics.conclusion import main_evidence
 from simulator.running.metrics.statistics import t_quantile
 from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
 from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, load_words, metric_with_unit, metric_words
@@ -256,7 +257,9 @@ def chip_costs_data(document: Json) -> ChipCostData | None:
     known = [row for row in document.get("by_chip") or () if row["usd_per_month"] is not None]
     ends = [row["usd_per_month_range"] or (None, None) for row in known]
     rows = tuple((row["chip"], low, row["usd_per_month"], high) for row, (low, high) in zip(known, ends, strict=True))
-    return ChipCostData(rows, tuple(main_evidence(row) for row in known), document["basis"]) if rows else None
+    return (
+        ChipCostData(rows, tuple(main_evidence(row["evidence"]) for row in known), document["basis"]) if rows else None
+    )
 
 
 EVIDENCE = {"calibrated": GREEN, "extrapolated": ORANGE, "datasheet": VERMILLION}
@@ -265,19 +268,6 @@ EVIDENCE_TO_A_BUYER = {
     "extrapolated": "measured on this chip, but not at these sizes",
     "datasheet": "never measured on this chip",
 }
-
-
-def main_evidence(row: Json) -> str:
-    """Evidence level behind most of the time of a chip's layout; empty if it was not simulated."""
-    return max(row["evidence"], key=row["evidence"].__getitem__) if row["evidence"] else ""
-
-
-def evidence_to_a_buyer(row: Json) -> str:
-    """Words on what a chip's prediction rests on, with the share of its time that was not measured."""
-    main = main_evidence(row)
-    less = row["evidence"] and 1.0 - row["evidence"]["calibrated"]
-    words = EVIDENCE_TO_A_BUYER.get(main, "not simulated")
-    return f"{words}, but for {less:.0%} of its time" if main == "calibrated" and less >= 0.005 else words
 
 
 def chip_costs_figure(data: ChipCostData) -> go.Figure:

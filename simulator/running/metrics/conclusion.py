@@ -24,11 +24,29 @@ LEAST_GROWTH, GROWTH_SHARE, CHANCE = 5.0, 0.05, 3.0
 a run: requests, share of the arrivals in that time, and standard deviations of the number of running requests."""
 API_SERVER_BUSY = 0.9
 """Share of a run from which the API server counts as what limits it. A smaller one does if the engine is less busy."""
+API_SERVER_SHOWN = 0.5
+"""Share of a run from which the API server's work is shown, and may be what limits it."""
 EVIDENCE_WORDS = {
     "calibrated": "kernel times measured on this chip",
     "datasheet": "the chip's datasheet alone: no kernel of it was measured",
     "extrapolated": "shapes or costs outside what was measured",
 }
+
+
+def main_evidence(evidence: Mapping[str, float]) -> str:
+    """Evidence level behind most of the device time."""
+    return max(evidence, key=evidence.__getitem__)
+
+
+def evidence_words(evidence: Mapping[str, float], words: Mapping[str, str] = EVIDENCE_WORDS) -> str:
+    """Text on the evidence of a prediction, with the share of the time that was not measured.
+
+    >>> evidence_words({"calibrated": 0.94, "extrapolated": 0.06, "datasheet": 0.0})
+    'kernel times measured on this chip, but for 6 % of the time'
+    """
+    main = main_evidence(evidence)
+    less = round(100 * (1.0 - evidence[main]))
+    return f"{words[main]}, but for {less} % of the time" if main == "calibrated" and less else words[main]
 
 
 class Load(TypedDict):
@@ -185,21 +203,26 @@ def run_conclusion(document: Mapping[str, Any]) -> str:
     elif load["keeps_up"] is None:
         text = f"Serves {served} of {arriving} requests/s{drawn}, in too short a run to tell whether it keeps up"
     elif load["keeps_up"]:
-        text = f"Keeps up with {arriving} {what}/s{drawn}"
+        turns = "" if what == "requests" else f" ({served} requests/s)"
+        text = f"Keeps up with {arriving} {what}/s{turns or drawn}"
     else:
         of_turns = "" if what == "requests" else f" requests/s, the turns of {arriving} {what}/s"
         text = f"Cannot keep up: serves {served}{of_turns or f' of {arriving} requests/s{drawn}'}"
     if summary["failed"]:
         text += f"; {summary['failed']:,} of {summary['failed'] + summary['completed']:,} requests fail"
     bound, busy = main_bottleneck(document["bottleneck"]), load["api_server_busy"] or 0.0
-    waits = not load["keeps_up"] and busy >= 0.5 and busy + (document["bottleneck"] or {}).get("idle", 0.0) > 1.0
+    waits = (
+        not load["keeps_up"]
+        and busy >= API_SERVER_SHOWN
+        and busy + (document["bottleneck"] or {}).get("idle", 0.0) > 1.0
+    )
     if busy >= API_SERVER_BUSY or waits:  # busier than the engine
         text += f"; limited by the API server, busy {busy:.0%}: {api_server_remedy(document['scenario']['engine'])}"
     elif bound not in (None, "idle"):
         text += f"; limited by {bound}"
     if document["slo"] is not None:
         text += f"; {slo_words(document['slo'])}"
-    return f"{text}. {_latency_words(document)}Rests on {EVIDENCE_WORDS[document['basis']]}."
+    return f"{text}. {_latency_words(document)}Rests on {evidence_words(document['evidence'])}."
 
 
 def _latency_words(document: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from forerun.document import Json
 from forerun.result import model_words
 from forerun.tables import ABSENT, HOURS_FROM_S, Cell, Table, Value, duration, number, pairs, percent, scaled
-from simulator.running.metrics.conclusion import slo_words
+from simulator.running.metrics.conclusion import API_SERVER_SHOWN, slo_words
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 from simulator.timing.framework import LOCAL_FRAMEWORKS
@@ -191,7 +191,7 @@ def engine_table(document: Json) -> Table:
         *memory_rows(kv.get("per_chip_bytes")),
         ("MFU / MBU", f"{percent(use['mfu'])} / {percent(use['mbu'])}"),
     ]
-    if (busy := document["load"]["api_server_busy"] or 0.0) >= 0.5:
+    if (busy := document["load"]["api_server_busy"] or 0.0) >= API_SERVER_SHOWN:
         rows.insert(1, ("API server", f"busy {percent(busy)}"))
     if kv["prefix_hit_tokens"] is not None:
         rates = [row["prefix_hit_rate"] for row in document.get("replicas") or () if row["prefix_hit_rate"] is not None]

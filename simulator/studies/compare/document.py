@@ -415,11 +415,17 @@ class CompareResult(StudyResult[CompareDocument]):
 
     kind = "compare"
     document_type = CompareDocument
-    legend = (
-        "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is better; "
-        "undecided: the prediction favours one and the model's error the other. Without calibrated evidence P is at "
-        "most 0.9, and the interval reaches beyond 1. Drafting gained nothing in one published deployment of ten."
-    )
+
+    @property
+    def legend(self) -> str:  # type: ignore[override]
+        """Legend of the terms in the tables."""
+        words = (
+            "Speedup, its 95 % interval (chance and the model's error), and P, the probability that the variant is "
+            "better; undecided: the prediction favours one and the model's error the other. Where nothing was measured "
+            "P is at most 0.9, and the interval reaches beyond 1."
+        )
+        drafts = any(variant.drafting is not None for variant in self.data.variants)
+        return words + " Drafting gained nothing in one published deployment of ten." * drafts
 
     @property
     def title(self) -> str:

@@ -15,7 +15,7 @@ from forerun.errors import ArgumentError, ForerunError
 from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
-from simulator.running.metrics.conclusion import chance_words
+from simulator.running.metrics.conclusion import chance_words, main_evidence
 from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import (
     HOURS_PER_MONTH,
@@ -353,7 +353,7 @@ def _holding_table(data: PlanDocument) -> Table:
         assert row.binding is not None
         rate = (">= " if row.max_rate_is_at_least else "") + number(row.max_rate, 3)
         more = row.headroom
-        headroom = "" if more is None else f"{more + 1:.3g}x the load" if more >= 1 else f"{more:+.0%}"
+        headroom = "" if more is None else f"{number(more + 1, 3)}x the load" if more >= 1 else f"{more:+.0%}"
         likely, wide = ("" if one is None else "..".join(number(end, 3) for end in one) for one in ends)
         bound, runs = latency_words(row.binding, row.values[row.binding]), f"of {sure.runs}" if sure.runs > 1 else ""
         rows.append(
@@ -573,7 +573,8 @@ def _sure_words(best: Candidate) -> str:
     """Probability that the winner meets the SLO: with the model's error, or over its runs where that is unknown."""
     verdict = best.verdict
     if best.chance is not None:
-        return f"SLO met with {chance_words(best.chance)} probability"
+        never = verdict is not None and main_evidence(verdict.observation.evidence) == "datasheet"
+        return f"SLO met with {chance_words(best.chance)} probability{' on chips that were never measured' * never}"
     if verdict is not None and verdict.runs > 1:
         return f"SLO met in {verdict.share:.0%} of {verdict.runs} runs, the model's error not counted"
     if verdict is not None and verdict.method == "block bootstrap":

@@ -107,7 +107,8 @@ def search_axes(study: StudyFile) -> dict[str, tuple[Any, ...]]:
     """Values of every field that a plan searches, except replicas.
 
     They are the fields that the study varies, and by default: tensor parallelism 1, 2, 4, 8; a token budget of 2,048
-    and 8,192; and the scenario's speculation, on and off. With pools, only the number of replicas of each pool.
+    and 8,192; and the scenario's speculation, on and off. With pools, only the number of replicas of each pool;
+    those of prefill and decode are compared with equal replicas.
     """
     axes = {path: listed(path, values) for path, values in study.vary.items() if path != REPLICAS}
     scenario = study.scenario
@@ -160,7 +161,25 @@ def layouts(study: StudyFile, axes: Mapping[str, Sequence[Any]], spare: int = 0)
             if BATCHED_TOKENS not in several:
                 settings.pop(BATCHED_TOKENS, None)
             all_layouts.append(_layout(study, {**base, **chosen}, variant, settings, spare))
+        own = [path for path in axes if not path.startswith("pools.")]
+        for hardware, values in product(_unsplit(study.scenario), product(*(axes[path] for path in own))):
+            chosen = dict(zip(own, values, strict=True))
+            name = ", ".join(filter(None, (variant, "not split")))
+            all_layouts.append(_layout(study, {**base, **hardware, **chosen}, name, chosen, spare))
     return all_layouts
+
+
+def _unsplit(scenario: Scenario) -> list[Settings]:
+    """Settings that replace prefill and decode pools by equal replicas, on the hardware of either."""
+    if scenario.pools is None or not any(pool.role == "prefill" for pool in scenario.pools.values()):
+        return []
+    unsplit: dict[tuple[str, int], Settings] = {}
+    for name, hardware in _parts(scenario):
+        usd = scenario.pools[name].usd_per_chip_hour
+        settings = {"pools": None, "kv_transfer": None, CHIP: hardware.chip, TENSOR_PARALLEL: hardware.tensor_parallel}
+        priced = {} if usd is None else {PRICE: usd}
+        unsplit.setdefault((hardware.chip, hardware.tensor_parallel), {**settings, **priced})
+    return list(unsplit.values())
 
 
 def _layout(study: StudyFile, settings: dict[str, Any], variant: str, named: Settings, spare: int) -> Layout:

@@ -100,7 +100,8 @@ class HeadroomCases:
     one_less: Candidate | None
     """The layout with one replica down; None if it has only one replica."""
     doubled: Candidate | None
-    """The layout with enough replicas for ``GROWTH`` times the load; None if no tried number meets the SLO."""
+    """The layout with enough replicas, or the deployment of pools, for ``GROWTH`` times the load; None if none tried
+    meets the SLO."""
     hours: tuple[tuple[float, float, int], ...] = ()
     """Start (s), rate (requests per second) and replicas of each hour of a profile or log. The rate is the highest rate
     of the hour for a profile, and the mean for a log."""
@@ -115,6 +116,8 @@ GROWTH = 2.0
 """Ratio of the growth case's load to the planned load."""
 MORE_TRIED = 3
 """Number of further replica counts that the growth case tries if the first misses the SLO."""
+FEWER_FOR_GROWTH = 1.25
+"""Factor by which a larger deployment may be cheaper than in proportion to the load."""
 TRIED_OF_A_CHIP = 24
 """Maximum candidates of a chip that are tried after the search has enough layouts, all of other chips."""
 
@@ -622,7 +625,7 @@ class CheapestFirst(_Search):
         """The best layout with one replica down, and with enough replicas for ``GROWTH`` times the load."""
         layout = best.layout
         if not layout.scalable:
-            return HeadroomCases(None, None)
+            return HeadroomCases(None, self._grown_deployment(best))
         began_s = trace_began_s(self._plan.study.scenario.workload)
         left = layout.rented(best.replicas) - 1
         one_less = self._surely_tried_at(layout, left, self._rate) if left else None
@@ -634,6 +637,24 @@ class CheapestFirst(_Search):
         tried = (self._surely_tried_at(layout, replicas, grown) for replicas in range(first, first + MORE_TRIED + 1))
         doubled = next((candidate for candidate in tried if candidate.status == "meets"), None)
         return HeadroomCases(one_less, doubled, began_s=began_s, fewest=self._fewest(best, one_less))
+
+    def _grown_deployment(self, best: Candidate) -> Candidate | None:
+        """Cheapest deployment of the same chips that holds ``GROWTH`` times the load for less than two of the best."""
+        cost, grown = self._plan.cost, self._rate * GROWTH
+        most, tried = 2.0 * cost(best) * (1 - 1e-9), 0
+        least = cost(best) * min(GROWTH, grown / (best.max_rate or self._rate)) / FEWER_FOR_GROWTH
+        alike = [c for c in self._tried if c.layout.chip_names == best.layout.chip_names and not c.layout.scalable]
+        for one in sorted(alike, key=cost):
+            if not cost(best) <= cost(one) < most:
+                continue
+            if one.max_rate is not None:
+                holds = one.max_rate >= grown
+            elif holds := one.status == "not simulated" and cost(one) >= least and tried < TRIED_OF_A_CHIP:
+                tried += 1
+                holds = self._surely_tried_at(one.layout, one.replicas, grown).status == "meets"
+            if holds:
+                return one
+        return None
 
     def _fewest(self, best: Candidate, one_less: Candidate | None) -> tuple[int, int] | None:
         """Replicas that meet the SLO at both ends of the model error, in steps of a tenth."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from forerun.document import DocumentPart
 from forerun.tables import Cell, Table, Value, number, pairs
-from simulator.running.metrics.conclusion import EVIDENCE_WORDS, chance_words
+from simulator.running.metrics.conclusion import chance_words, evidence_words
 from simulator.running.metrics.tables import memory_rows
 from simulator.running.metrics.uncertainty import MOST_SURE
 from simulator.running.metrics.usage import HOURS_PER_MONTH
@@ -144,7 +144,7 @@ def plan_summary(plan: Plan, cheaper: Candidate | None = None) -> dict[str, Any]
             }
         ),
         "what would change it": _changes(plan, best),
-        "rests on": EVIDENCE_WORDS[verdict.observation.basis],
+        "rests on": evidence_words(verdict.observation.evidence),
     }
 
 
@@ -166,7 +166,8 @@ def _traffic(plan: Plan) -> str:
     words = f"{number(plan.rate, 3)} {_arriving(plan)} per second, in the mean {means[0]} prompt tokens and "
     words += f"{means[1]} answer tokens"
     if workload.sessions is not None:
-        words += f" in each of {number(conversation(workload)[0], 3)} turns"
+        turns = conversation(workload)[0]
+        words += f" in each of {number(turns, 3)} turns: {number(plan.rate * turns, 3)} requests per second"
     if plan.options.growth != 1.0:
         words += f", {plan.options.growth:g} times today's"
     if workload.trace is None:
@@ -229,7 +230,7 @@ def _headroom(plan: Plan, best: Candidate) -> str:
 def headroom_words(highest: float, rate: float) -> str:
     """Text of the headroom of a rate: in percent, or as a multiple from 2 on."""
     if highest >= 2 * rate:
-        return f"{highest / rate:.3g} times the load"
+        return f"{number(highest / rate, 3)} times the load"
     return f"{highest / rate - 1:.0%} headroom" if highest > 1.005 * rate else "no headroom"
 
 
@@ -254,6 +255,8 @@ def _failure(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
 def _growth(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
     """Sentence on the layout at twice the load, as simulated."""
     grown = cases.doubled
+    if grown is not None and not best.layout.scalable:
+        return "the same deployment holds it" if grown is best else f"{grown.name} ({_bill(grown)})"
     if not best.layout.scalable:
         usd = _monthly(best)
         return f"two such deployments ({2 * best.chips} chips{'' if usd is None else f', ${2 * usd:,.0f} a month'})"
@@ -326,13 +329,13 @@ def _changes(plan: Plan, best: Candidate) -> str:
     margins = []
     if best.max_rate is not None and plan.rate is not None:
         more = best.max_rate / plan.rate - 1.0
-        many = f"{more + 1:.3g} times the traffic" if more >= 1 else "{:.0%} more traffic"
+        many = f"{number(more + 1, 3)} times the traffic" if more >= 1 else "{:.0%} more traffic"
         many = many if more >= 0.005 else "any more traffic"
         risk = chance_words(1.0 - plan.options.confidence)
         margins.append((more, many if best.chance is None else f"{many}: the risk is then above {risk}"))
     if verdict.binding not in (None, GOODPUT) and 0 < verdict.slo_ratio < 1:
         times = tolerated_slowdown(_loads(plan, best)) or 1.0 / verdict.slo_ratio
-        slower = f"an engine {times:.3g} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
+        slower = f"an engine {number(times, 3)} times as slow as" if times >= 2 else "an engine {:.0%} slower than"
         risk = "" if best.chance is None else f": the risk of that is {risk_words(best.chance)}"
         margins.append((times - 1.0, f"{slower} predicted{risk}"))
     rivals = [c for c in plan.candidates[1:] if c.status == "meets" and c.layout.prices.keys() - best.layout.prices]

@@ -1,5 +1,6 @@
 """Whether an engine keeps up with its arrivals, in the first sentence of a run."""
 
+import re
 from dataclasses import fields
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_the_cost_of_a_token_beyond_capacity_is_that_of_the_throughput():
     assert run.document["usd_per_million_output_tokens"] == pytest.approx(cost)
 
 
-@pytest.mark.parametrize(("count", "words"), [(400, "Serves "), (8000, "Keeps up with 4 conversations/s; ")])
+@pytest.mark.parametrize(("count", "words"), [(400, "Serves "), (8000, "Keeps up with 4 conversations/s (")])
 def test_conversations_are_kept_up_with_once_the_first_have_ended(count, words):
     workload = {
         "arrivals": {"request_rate": 4.0},
@@ -88,6 +89,8 @@ def test_conversations_are_kept_up_with_once_the_first_have_ended(count, words):
     lengths = {"input_tokens": 100, "output_tokens": 50}
     run = simulate(on_h100(workload | lengths, prices={"usd_per_chip_hour": 2.5}))
     assert run.conclusion.startswith(words)
+    requests = re.search(r"[(s ]([\d.]+) requests/s", run.conclusion)
+    assert float(requests[1]) == pytest.approx(run.summary["request_throughput"], rel=0.005)
     by_hand = 2.5 / (3600 * 4.0 * 10 * 50 / 1e6)  # also where the run is too short to tell
     assert run.document["usd_per_million_output_tokens"] == pytest.approx(by_hand)
 

@@ -202,6 +202,7 @@ def test_without_calibrated_evidence_a_sentence_says_likely_and_no_share():
     assert result.data.basis == "datasheet"
     assert ratio.probability == 0.9
     assert ", likely to be better: no surer without calibrated evidence)" in result.conclusion
+    assert "Drafting" not in result.legend
 
 
 @pytest.mark.parametrize(("streams", "off"), [(1, 0.02), (16, 0.06)])
@@ -214,6 +215,7 @@ def test_the_gain_is_gone_at_the_stated_acceptance(streams, off):
     assert 1.0 < needed < drafting.acceptance_length
     assert f"the gain is gone at an acceptance length below about {needed:.2f} (now" in result.conclusion
     assert f"Host work is {drafting.host_share:.0%} of a drafting step" in result.conclusion
+    assert "Drafting gained nothing in one published deployment of ten" in result.legend
     there = scenario.with_values({"speculation.acceptance": {"acceptance_length": needed}})
     assert speedup("mean_e2el_ms", scenario=there)[1].ratio == pytest.approx(1.0, abs=off)
 

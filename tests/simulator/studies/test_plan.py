@@ -29,6 +29,7 @@ from simulator.studies.plan.search import (
     miss_words,
     overload,
 )
+from simulator.studies.plan.summary import headroom_words
 from simulator.studies.plan.trials import (
     Held,
     Observation,
@@ -426,6 +427,7 @@ def test_the_page_to_present_has_every_chip_with_its_evidence_and_risk(chat, tmp
         assert f"${row['usd_per_month']:,.0f}" in text
     assert rows["mi300x"]["usd_per_month_range"][0] < rows["mi300x"]["usd_per_month_range"][1]
     assert (result.best.basis, result.best.probability) == ("datasheet", 0.9)
+    assert "on chips that were never measured" in result.conclusion
     assert "never measured on this chip; risk 10 % or more" in text
     assert "h100-sxm: $30.00 an hour (given with the plan)" in text
     assert f"Rent {result.best.chips} mi300x chip for ${730 * result.best.usd_per_hour:,.0f} a month" in text
@@ -546,9 +548,24 @@ def test_a_plan_of_pools_finds_how_many_replicas_each_needs():
     """The example has two of each; the decode pool is one larger than it has to be."""
     scenario = load_scenario("examples/disaggregated-h100.yaml").with_values({"workload.num_requests": 200})
     document = plan(scenario, replications=1, headroom=False, interval=False, jobs=1).document
-    assert len(document["candidates"]) == 36
-    assert document["candidates"][0]["layout"] == "prefill 2 x h200-sxm TP1 + decode 1 x h100-sxm TP1"
-    assert document["candidates"][0]["flags"]["vllm"].count("vllm serve") == 2
+    pools = [row for row in document["candidates"] if row["layout"].startswith("prefill")]
+    assert len(pools) == 36
+    assert pools[0]["layout"] == "prefill 2 x h200-sxm TP1 + decode 1 x h100-sxm TP1"
+    assert pools[0]["flags"]["vllm"].count("vllm serve") == 2
+    best = document["best"]
+    assert best["layout"] == "3 x h100-sxm TP1, not split", "equal replicas are tried too"
+    assert best["usd_per_hour"] == 3 * 2.5 < pools[0]["usd_per_hour"]
+
+
+def test_pools_for_twice_the_load_are_searched_and_not_only_rented_twice():
+    scenario = load_scenario("examples/disaggregated-h100.yaml").with_values({"workload.num_requests": 200})
+    vary = {"pools.prefill.hardware.replicas": [2, 3, 4], "pools.decode.hardware.replicas": [1, 2]}
+    document = plan(scenario, vary=vary, replications=1, interval=False, jobs=1).document
+    (row,) = [row for row in document["by_chip"] if row["chip"] == "h200-sxm + h100-sxm"]
+    words = re.fullmatch(r"(prefill .*) \((\d+) chips, \$([\d,]+) a month\)", row["twice_the_load"])
+    assert words is not None, row["twice_the_load"]
+    assert words[1] in {one["layout"] for one in document["candidates"]}
+    assert float(words[3].replace(",", "")) < 2 * row["usd_per_month"]
 
 
 SHARE = ("goodput=0.9", "ttft_ms=500", "tpot_ms=50")
@@ -592,6 +609,11 @@ def test_resamples_scatter_about_the_run(result):
         assert abs(drawn.mean() - value) <= 4 * drawn.std() / np.sqrt(len(rows)) + 0.02 * value
     assert np.std([row["mean_ttft_ms"] for row in rows]) > 0
     assert resampled(objective_of({}, ("p99_itl_ms=9", "p99_ttft_ms=9")), result) is None
+
+
+def test_a_multiple_in_a_sentence_is_written_out():
+    assert headroom_words(3083.0, 1.0) == "3,083 times the load"
+    assert headroom_words(2.345, 1.0) == "2.35 times the load"
 
 
 def test_objectives_read_as_sentences():
