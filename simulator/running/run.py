@@ -260,7 +260,7 @@ def error_of_run(
     own: metrics.OwnErrors | None = None,
     like: ModelError | None = None,
 ) -> ModelError:
-    """Model error of a run's metrics, as ``simulate`` computes it with ``intervals``, without the run's result.
+    """Model error of a run's metrics, as ``simulate`` computes it with ``intervals``, without its result or advice.
 
     ``own`` is the error data that the run recorded; without it, the run is simulated again. ``like`` is the error at
     another load, if known.
@@ -270,7 +270,7 @@ def error_of_run(
     if own is None:
         own = metrics.own_errors(scenario, build, _served(scenario, build, stream))
     return metrics.model_error(
-        scenario, seed, build, stream, own, figures, like, None if evidence is None else evidence.posterior
+        scenario, seed, build, stream, own, figures, like, evidence and evidence.posterior, advise=False
     )
 
 

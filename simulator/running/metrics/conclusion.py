@@ -16,6 +16,7 @@ from simulator.running.metrics.usage import main_bottleneck
 from simulator.running.records import ModelError
 from simulator.serving import RequestRecords
 from simulator.serving.engine_config import has_several_api_servers
+from simulator.timing.kernels import NEGLIGIBLE
 from simulator.workload.generate import conversation
 from simulator.workload.workload_config import ARRIVING, WorkloadConfig, rate_unit
 
@@ -45,8 +46,9 @@ def evidence_words(evidence: Mapping[str, float], words: Mapping[str, str] = EVI
     'kernel times measured on this chip, but for 6 % of the time'
     """
     main = main_evidence(evidence)
-    less = round(100 * (1.0 - evidence[main]))
-    return f"{words[main]}, but for {less} % of the time" if main == "calibrated" and less else words[main]
+    less = 1.0 - evidence[main]
+    shown = main == "calibrated" and less > NEGLIGIBLE
+    return f"{words[main]}, but for {100 * less:.0f} % of the time" if shown else words[main]
 
 
 class Load(TypedDict):

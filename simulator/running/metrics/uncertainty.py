@@ -155,12 +155,14 @@ def model_error(
     figures: Figures = summarise,
     like: ModelError | None = None,
     posterior: Posterior | None = None,
+    advise: bool = True,
 ) -> ModelError:
     """Model error in the figures of a finished run.
 
     Args:
         like: error of the run at another load, whose sources of step times are taken over; default: found anew.
         posterior: what measured runs of the deployment tell, in place of the errors of other deployments.
+        advise: adds the widths after one measured run (``after_measuring``).
     """
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
@@ -209,7 +211,7 @@ def model_error(
         conditions=own.conditions,
         stated=posterior is not None or not assumed_engine(scenario.engine.framework),
     )
-    after = widths_after_measuring(scenario, base, error)
+    after = widths_after_measuring(scenario, base, error) if advise else {}
     error = error if posterior is None else informed(error, posterior, scenario, base)
     return {**error, "after_measuring": after}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.arrays import BoolArray, FloatArray
+from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.errors import ArgumentError, ForerunError, check_number, without_unit
 from forerun.tables import number
 from simulator.running.metrics.statistics import WeightedSample
@@ -159,6 +159,7 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
     if any(limit.latency not in latencies for limit in objective.limits):
         return None
     fine = good(objective, result) if objective.goodput is not None else None
+    ranked = {limit.latency: np.unique(latencies[limit.latency], return_inverse=True) for limit in objective.limits}
     count = len(result.requests)
     block = min(count, max(1, round(10 * count ** (1 / 3))))
     generator = np.random.default_rng(seed)
@@ -167,15 +168,17 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
         starts = generator.integers(0, count, -(-count // block))
         chosen = ((starts[:, None] + np.arange(block)) % count).ravel()[:count]
         row = {
-            limit.key: statistic(limit.statistic, _sample(latencies[limit.latency][chosen]))
-            for limit in objective.limits
+            limit.key: statistic(limit.statistic, _sample(*ranked[limit.latency], chosen)) for limit in objective.limits
         }
         rows.append(row | ({} if fine is None else {GOODPUT: float(fine[chosen].mean())}))
     return rows
 
 
-def _sample(latencies_ms: FloatArray) -> WeightedSample:
-    return WeightedSample.of(latencies_ms[~np.isnan(latencies_ms)])
+def _sample(values_ms: FloatArray, rank: IntArray, chosen: IntArray) -> WeightedSample:
+    """Sample of the chosen requests, from the ascending values of all and the rank of each; NaN is no value."""
+    count = np.bincount(rank[chosen], minlength=len(values_ms))
+    kept = (count > 0) & ~np.isnan(values_ms)
+    return WeightedSample(values_ms[kept], np.cumsum(count[kept], dtype=np.int64))
 
 
 def positive_number(argument: str, place: str, text: str) -> float:

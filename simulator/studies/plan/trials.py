@@ -163,7 +163,7 @@ class Observation:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Summary metrics; empty for a run that is not shown."""
     own: OwnErrors | None = None
-    """Data of the run for its model error; None for a run that is not shown."""
+    """Data of the run for its model error; None for a run that is not shown and misses a limit."""
     memory: dict[str, float] = field(default_factory=dict)
     """Bytes on one chip by use, for models with further state than KV."""
 
@@ -235,7 +235,8 @@ def observe(
         median_tpot_ms=summary["median_tpot_ms"],
     )
     if document is None or not isinstance(result, RunResult):
-        return seen
+        holds = _holds(objective, seen.values)  # then the model's error counts
+        return replace(seen, own=own_errors(scenario, build_run(scenario, seed), result)) if holds else seen
     energy, duration = document["energy_joules"], summary["duration"]
     rows = resampled(objective, result, seed) if resample else None
     return replace(
