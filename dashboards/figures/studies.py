@@ -43,7 +43,7 @@ from simulator.running.metrics.statistics import t_quantile
 from simulator.studies.compare.document import NO_EFFECT, CompareDocument, range_words
 from simulator.studies.paired import HIGHER_IS_BETTER, LEVEL, load_words, metric_with_unit, metric_words
 from simulator.studies.steady_state.ranges import fan_ends
-from simulator.studies.study_file import field_words, settings_name
+from simulator.studies.study_file import field_words, settings_name, short_names
 from simulator.studies.sweep.study import DonePoint, SweepDocument
 
 FOREST_METRICS = (
@@ -237,7 +237,9 @@ def importance_data(document: Json) -> BarsData | None:
     shares = explained_shares(points) if points else {}
     if len(shares) < 2 or not any(shares.values()):
         return None
-    bars = [(field_words(path), 100 * share, True) for path, share in sorted(shares.items(), key=lambda row: -row[1])]
+    names = dict(zip(shares, short_names(shares), strict=True))
+    ranked = sorted(shares.items(), key=lambda row: -row[1])
+    bars = [(names[path].replace("_", " "), 100 * share, True) for path, share in ranked]
     words = metric_words(metric) if metric else "cost per output token within the SLO"
     caption = f"share of the differences in {words} that one setting alone explains, {len(points)} points"
     return BarsData("Which setting matters most", caption, "explained (%)", bars, document["basis"])
@@ -760,7 +762,7 @@ def explained_shares(points: Sequence[tuple[Mapping[str, Any], float]]) -> dict[
         marks = np.array([repr(value) for value in values])
         groups = [metric[marks == mark] for mark in dict.fromkeys(marks.tolist())]
         between = sum(len(group) * (group.mean() - metric.mean()) ** 2 for group in groups)
-        if len(groups) > 1:
+        if len({repr(setting[path]) for setting, _ in points if path in setting}) > 1:
             shares[path] = round(float(between) / total, 6) if total else 0.0
     return shares
 

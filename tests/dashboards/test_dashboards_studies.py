@@ -174,6 +174,15 @@ def test_sweep_ranks_fields_by_what_they_explain():
     assert [name for name, *_ in importance.bars] == ["chip", "max num seqs"]
     assert sum(share for _, share, _ in importance.bars) == pytest.approx(100.0)
     assert studies.importance_data(document | {"points": points[:2]}) is None
+    pools = [
+        {"set": {f"pools.{role}.hardware.replicas": count, **extra}, "load_points": [
+            {"meets_slo": True, "usd_per_million_output_tokens": cost}
+        ]}
+        for role, count, cost, extra in (("prefill", 1, 1.0, {}), ("prefill", 2, 2.0, {}), ("decode", 1, 1.5, {}),
+                                         ("decode", 2, 3.0, {"pools": None}))
+    ]  # fmt: skip
+    bars = studies.importance_data({"candidates": pools, "basis": "calibrated"}).bars
+    assert {name for name, *_ in bars} == {f"pools.{role}.hardware.replicas" for role in ("prefill", "decode")}
     text = study_markdown(SweepResult(document, "forerun sweep study.yaml"))
     assert text.index("h100-sxm 1") < text.index("n150 2") < text.index("no such chip")
 

@@ -24,7 +24,7 @@ from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
 from simulator.running.metrics.uncertainty import assumed_engine
 from simulator.running.metrics.usage import store_price_notes
 from simulator.running.scenario import Scenario
-from simulator.studies.plan.layouts import REPLICAS, Layout, layouts, replica_counts, search_axes
+from simulator.studies.plan.layouts import GIVEN, REPLICAS, Layout, layouts, replica_counts, search_axes
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
 from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.trials import (
@@ -249,11 +249,11 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
             "workload.arrivals: a closed loop has no rate, so Poisson arrivals are planned; for a number of users, "
             "forerun sweep --vary workload.arrivals.max_concurrency=16,32,64"
         )
-    chips = {layout.scenario.hardware.chip for layout in usable}
     if not by_price and any(layout.usd_per_hour is not None for layout in usable):
         notes.append("not every chip has a price: layouts are ranked by their number of chips")
     prices = study.scenario.prices
-    if by_price and prices is not None and not isinstance(prices.usd_per_chip_hour, dict) and len(chips) > 1:
+    given = {price.source == GIVEN for layout in usable for price in layout.prices.values()}
+    if by_price and prices is not None and not isinstance(prices.usd_per_chip_hour, dict) and given == {True, False}:
         chip = study.scenario.hardware.chip
         notes.append(f"prices.usd_per_chip_hour is the price of {chip}; other chips cost what their profiles say")
     if by_price:

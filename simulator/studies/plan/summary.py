@@ -249,7 +249,10 @@ def _failure(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
     if left.status == "meets":
         chance = "as predicted" if left.chance is None else f"with {chance_words(left.chance)} probability"
         return f"with {left.replicas} of {best.replicas} replicas left every limit still holds, {chance}"
-    return f"with {left.replicas} of {best.replicas} replicas left a limit breaks ({left.reason}); {spare}"
+    broken = f"a limit breaks ({left.reason})"
+    if left.chance is not None:  # only the model's error makes it miss
+        broken = f"every limit holds as predicted, but with only {chance_words(left.chance)} probability"
+    return f"with {left.replicas} of {best.replicas} replicas left {broken}; {spare}"
 
 
 def _growth(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
