@@ -594,7 +594,8 @@ def columns_figure(runs: Mapping[str, RunFolder], x: str, y: str) -> go.Figure:
     figure, each = go.Figure(), not (x.startswith(OF_RUNS) or y.startswith(OF_RUNS))
     for (name, run), colour in zip(runs.items(), cycle(RUN_COLOURS), strict=False):
         across, up = (column_values(run, column, each) for column in (x, y))
-        kept = evenly(len(across), MOST_POINTS)
+        known = np.flatnonzero(np.isfinite(across) & np.isfinite(up))  # a failed request has no latency
+        kept = known[evenly(len(known), MOST_POINTS)]
         marker = {"color": colour, "size": 5 if each else 11, "opacity": 0.6 if each else 1.0}
         add_points(figure, across[kept], up[kept], name, marker, "%{x:.4g}, %{y:.4g}")
     caption = f"one point a {'request' if each else 'run'}, {len(runs)} run{'s' * (len(runs) != 1)}"
