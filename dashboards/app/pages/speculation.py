@@ -37,7 +37,7 @@ from simulator.speculation.confidence import SEEN_CLASSES
 from simulator.speculation.methods import METHODS
 from simulator.studies.engine_flags import launch_flags
 from simulator.studies.tune.grid import SpeculationGrid, speculation_grid
-from simulator.studies.tune.tuning import find_drafts
+from simulator.studies.tune.tuning import GridCell, find_drafts
 
 ONE_RATE = "one rate, set below"
 DRAFT_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -77,7 +77,8 @@ def compute(_context: Context, values: Values) -> Shown:
         notes.append(f"Acceptance: {curve.source}; {curve.drafter or curve.method} for {curve.target}, {curve.task}.")
         if curve.positions < max(DRAFT_TOKENS):
             notes.append(f"Acceptance beyond K={curve.positions} is extrapolated by the decay fitted to the curve.")
-    k = best_at(grid, batch)
+    cell = tuned_at(*wanted)
+    k = cell.best.tokens if cell.best_speedup > 1.0 else 0
     flags: Any = remark(f"At batch {batch} no K pays: leave speculation off.")
     if k:
         data = speculation_scenario(values)
@@ -85,7 +86,7 @@ def compute(_context: Context, values: Values) -> Shown:
         title = f"Engine flags: K={k} is best at batch {batch}"
         flags = commands_panel(title, launch_flags(scenario_from(data, "speculation")))
     return {
-        "sentence": remark(f"{grid_sentence(grid)} {at_batch_sentence(*wanted)}"),
+        "sentence": remark(f"{grid_sentence(grid)} {at_batch_sentence(cell)}"),
         "best": table_panel(crossover_table(grid)),
         "flags": flags,
         "basis": rests_on(grid.basis, notes),
@@ -157,19 +158,18 @@ def grid_sentence(grid: SpeculationGrid) -> str:
 
 
 @lru_cache(maxsize=16)
-def at_batch_sentence(scenario: str, batch: int, prompt: int, output: int) -> str:
-    """The speed-up at the chosen batch with its 90 % interval, as computed by ``forerun tune``."""
+def tuned_at(scenario: str, batch: int, prompt: int, output: int) -> GridCell:
+    """The best number of draft tokens at the chosen batch, as computed by ``forerun tune``."""
     lengths = {"workload.input_tokens": prompt, "workload.output_tokens": output}
     parsed = scenario_from(json.loads(scenario), "speculation").with_values(lengths)
     room = {"engine.max_num_seqs": max(batch, parsed.engine.max_num_seqs)}
     (cell,) = find_drafts(parsed.with_values(room), (batch,), (prompt + output // 2,), DRAFT_TOKENS).mean
+    return cell
+
+
+def at_batch_sentence(cell: GridCell) -> str:
     ends = f"{cell.best_low:.2f} to {cell.best_high:.2f}"
-    return f"At batch {batch}, {cell.best.name} gives {cell.best_speedup:.2f}x ({ends}, 90 % interval)."
-
-
-def best_at(grid: SpeculationGrid, batch: int) -> int:
-    """Best number of draft tokens at one of the grid's batches; 0 if drafting does not pay."""
-    return grid.best[grid.batches.index(batch)]
+    return f"At batch {cell.at_batch}, {cell.best.name} gives {cell.best_speedup:.2f}x ({ends}, 90 % interval)."
 
 
 def crossover_table(grid: SpeculationGrid) -> Table:
