@@ -155,11 +155,8 @@ def forest_figure(data: ForestData) -> go.Figure:
     figure.add_vline(x=1.0, line={"color": GREY, "width": 1.5, "dash": "dot"})
     shown = range_with_intervals([(row.low, row.ratio, row.high) for row in data.rows], logarithmic=True)
     x = {"type": "log", "title": "speedup (right of 1 is better)", "tickformat": ".3~g", "nticks": 6, "tickangle": 0}
-    ratios = [row.ratio for row in data.rows]
-    x |= {
-        "range": shown,
-        "dtick": "D2" if max(ratios, default=1.0) > 4 * min(ratios, default=1.0) else None,
-    }  # a narrow page has space for few
+    ratios = [1.0, *(row.ratio for row in data.rows)]  # a narrow page has space for few ticks
+    x |= {"range": shown, "dtick": "D2" if max(ratios) > 4 * min(ratios) else None}
     ticks = {"tickvals": list(range(len(metrics))), "ticktext": [metric_words(metric) for metric in metrics]}
     y = {**ticks, "range": [len(metrics) - 0.5, -0.5], "showgrid": False}
     look = {"showlegend": len(names) > 1, "hovermode": "closest"}
