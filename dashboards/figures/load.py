@@ -275,6 +275,4 @@ def load_figure(data: LoadData) -> go.Figure:
         )
         caption += f"<br>{limits} {'at no load' if within is None else f'up to {within:.3g} req/s'}"
     marked: Look = {"shapes": lines, "annotations": words, "margin": {"t": 100}}
-    return captioned(
-        figure, "Over the load", caption, data.basis, 520 + 40 * max(1, len(data.curves)), hovermode="closest", **marked
-    )
+    return captioned(figure, "Over the load", caption, data.basis, 560, hovermode="closest", **marked)

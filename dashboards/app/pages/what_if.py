@@ -308,7 +308,7 @@ PAGE = Page(
         lambda page: parts.upload(page, "A benchmark result of yours: choose it, or drop it here", MOST_RESULTS),
         MEASURED,
         job_panel,
-        figure_card("load", 560, "Mean TTFT, TPOT and throughput over the load"),
+        figure_card("load", 680, "Mean TTFT, TPOT and throughput over the load"),
         figure_card("bounds", 260, "What limits the engine at this load"),
         *map(area, ("scenario", "basis")),
     ],
