@@ -57,8 +57,9 @@ def test_search_works_from_disk(site, page):
     page.goto((site / "index.html").as_uri())
     page.locator("input.md-search__input").click()
     page.wait_for_function("() => document.querySelector('.md-search-result__meta').innerText.includes('Type')")
-    for words, known in (("watermark", "watermark"), ("OOM", "out of memory"), ("max_num_seqs", "max_num_seqs")):
-        page.locator("input.md-search__input").fill(words)
+    for words, known in (("watermark", "watermark"), ("OOM", "out of memory"), ("max_num_seqs", "which max_num_seqs")):
+        page.locator("input.md-search__input").fill("")
+        page.keyboard.type(words)
         listed = f"() => document.querySelector('.md-search-result__list').innerText.toLowerCase().includes({known!r})"
         page.wait_for_function(listed)
     assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in requested), requested
