@@ -412,9 +412,9 @@ def test_figures_over_time_share_crosshair_and_range_and_any_column_is_an_axis(v
         "return graphs.slice(1).every(e => e._hoverdata && e._hoverdata.length); }"
     )  # again and again: a figure that is drawn anew meanwhile forgets the pointer
     page.wait_for_function(
-        f"{pointed} const [first] = ({ranges})(), asked = ([, axis]) => axis.range[0] == 2 && axis.range[1] == 9;"
-        "if (!asked(first)) Plotly.relayout(first[0], {'xaxis3.range[0]': 2, 'xaxis3.range[1]': 9});"
-        f"return ({ranges})().every(asked); }}"
+        f"{pointed} const [first] = ({ranges})(), zoomed = ([, axis]) => axis.range[0] == 2 && axis.range[1] == 9;"
+        "if (!zoomed(first)) Plotly.relayout(first[0], {'xaxis3.range[0]': 2, 'xaxis3.range[1]': 9});"
+        f"return ({ranges})().every(zoomed); }}"
     )
     visit.open("runs?run=first&across=run: output_throughput&up=run: p99_ttft_ms", 6)
     page.wait_for_function("() => /one point a run, \\d+ runs/.test(document.body.innerText)")
