@@ -29,6 +29,7 @@ from simulator.running.drafting import BUILDERS, DraftRequest
 from simulator.serving.rules import (
     ADMISSION,
     EVICTION,
+    EVICTION_METHODS,
     ROUTING,
     SCHEDULERS,
     EvictionRule,
@@ -165,12 +166,11 @@ def eviction(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Cla
     is made from :class:`simulator.serving.kv_stores.EvictionFacts`, once for each cache and store. Compiled replicas
     call it too. ``fr.testing.check_eviction`` checks it.
     """
-    methods = {"begins": 2, "ends": 2, "rank": 2, "kept_until": 2, "waits": 1}
 
     def add(make: Class) -> None:
         register_eviction(name, EvictionRule(make, **facts))
 
-    return _adding("eviction", name, EVICTION, replace, add, 1, methods, type)
+    return _adding("eviction", name, EVICTION, replace, add, 1, EVICTION_METHODS, type)
 
 
 def drafter(name: str, *, replace: bool = False, **facts: Any) -> Callable[[MakeDrafter], MakeDrafter]:

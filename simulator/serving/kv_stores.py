@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simulator.serving.rules import EVICTION, EvictionRule
+from simulator.serving.rules import EVICTION, EVICTION_METHODS, EvictionRule
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from simulator.serving.engine import Eviction
     from simulator.workload import RequestStream
+    from traces import PrefixHashes
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionFacts:
     """Facts about a run that an eviction policy knows."""
 
-    prompt: Callable[[int], list[int]]
-    """Hash blocks of a request, the first one first; equal ones stand for equal prefixes."""
+    hashes: PrefixHashes
     before: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Requests whose end a request waits for (the turn before it), by request."""
     waiting: Mapping[int, int] = field(default_factory=dict)
@@ -29,8 +32,12 @@ class EvictionFacts:
     order: Sequence[int] = ()
     """Requests of the cache in the order of a reference run under LRU; only for a clairvoyant policy."""
 
+    def prompt(self, request: int) -> list[int]:
+        """Hash blocks of a request, the first one first; equal ones stand for equal prefixes."""
+        return self.hashes.of(request).tolist()  # type: ignore[no-any-return]
+
     @classmethod
-    def of(cls, stream: RequestStream, retention_s: float = 0.0, order: Sequence[int] = ()) -> EvictionFacts:
+    def of(cls, stream: RequestStream) -> EvictionFacts:
         """Facts about the requests of a run, whose prompts have hashes."""
         hashes, waiting = stream.prefix_hashes, Counter[int]()
         before: dict[int, list[int]] = {}
@@ -38,7 +45,7 @@ class EvictionFacts:
         for earlier, later in () if stream.follows is None else stream.follows.tolist():
             before.setdefault(later, []).append(earlier)
             waiting[earlier] += 1
-        return cls(lambda request: hashes.of(request).tolist(), before, waiting, retention_s, order)
+        return cls(hashes, before, waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,14 @@ class EvictionSetting:
         """Properties of the policy."""
         return EVICTION[self.name]
 
-    def policy(self, engine: Any, facts: EvictionFacts) -> tuple[Any, Callable[[int], list[int]]]:
-        """The policy, and the function that returns the hash blocks of a request."""
+    def policy(self, engine: ModuleType, facts: EvictionFacts) -> tuple[Eviction, PrefixHashes]:
+        """The policy, and the hash blocks of all requests. One in Python is called by the engine's base."""
         make = self.rule.make
-        return (getattr(engine, make) if isinstance(make, str) else make)(facts), facts.prompt
+        policy = (getattr(engine, make) if isinstance(make, str) else make)(facts)
+        if not isinstance(policy, engine.Eviction):
+            methods = {name: staticmethod(getattr(policy, name)) for name in EVICTION_METHODS}
+            policy = type(self.name, (engine.Eviction,), methods)(facts)
+        return policy, facts.hashes
 
 
 LRU = EvictionSetting()

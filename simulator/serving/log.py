@@ -19,6 +19,7 @@ from simulator.workload import RequestStream
 
 if TYPE_CHECKING:
     from simulator.serving.engine import HolderIndex, Lane, Output, Store, Tier
+    from simulator.serving.kv_stores import EvictionFacts
 
 
 FULL_ROWS = 1 << 17
@@ -212,6 +213,8 @@ class RunLog:
     """Lanes that carry KV, with their names."""
     shared_store: tuple[Store, Lane, Lane] | None = None
     """The store that all servers share, and its lanes towards the chips and back."""
+    eviction_facts: EvictionFacts | None = None
+    """Facts of the requests that eviction policies share."""
     reference: RunLog | None = None
     """Run under LRU on the same random numbers; None unless a policy is clairvoyant."""
     holders: HolderIndex | None = None

@@ -97,6 +97,8 @@ EVICTION: dict[str, EvictionRule] = {
     "smallest-first": EvictionRule("SmallestFirst"),
     "belady": EvictionRule("Belady", clairvoyant=True),
 }
+EVICTION_METHODS = {"begins": 2, "ends": 2, "rank": 2, "kept_until": 2, "waits": 1}
+"""Methods of an eviction policy, with their numbers of arguments."""
 ADMISSION: dict[str, str | Callable[..., Any]] = {
     "queue": "simulator.serving.fleet.router:QueueWhenFull",
     "refuse": "simulator.serving.fleet.router:RefuseWhenFull",

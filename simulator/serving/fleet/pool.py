@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Budget,
         Copies,
         Engine,
+        Eviction,
         Lane,
         NoPrefixCache,
         Prices,
@@ -261,12 +262,15 @@ class ReplicaBuilder:
         self.log.tiers.append(tier)
         return tier
 
-    def _policy(self, setting: EvictionSetting, index: int | None) -> Any:
+    def _policy(self, setting: EvictionSetting, index: int | None) -> tuple[Eviction, PrefixHashes] | None:
         """Eviction policy for a cache of replica ``index``, or for the fleet's store."""
         if setting == LRU:
             return None
         order = self.log.reference_order(index) if setting.rule.clairvoyant else ()
-        return setting.policy(self.engine, EvictionFacts.of(self.log.stream, setting.retention_s, order))
+        if self.log.eviction_facts is None:
+            self.log.eviction_facts = EvictionFacts.of(self.log.stream)
+        facts = replace(self.log.eviction_facts, retention_s=setting.retention_s, order=order)
+        return setting.policy(self.engine, facts)
 
     def _make_scheduler(self, index: int, lose_disks: bool = False) -> Scheduler:
         """Make a replica's scheduler with empty caches; a ``GroupedScheduler`` for several attention groups."""

@@ -39,9 +39,9 @@ def found(name, lists, capacity, before=None):
     hashes = PrefixHashes.from_lists(lists, BLOCK)
     tokens = np.array([BLOCK * len(one) for one in lists])
     waiting = Counter(earlier for all_of_them in before.values() for earlier in all_of_them)
-    facts = EvictionFacts(lambda request: lists[request], before, waiting, 5.0, range(len(lists)))
+    facts = EvictionFacts(hashes, before, waiting, 5.0, range(len(lists)))
     clock = np.zeros(1)
-    eviction = (Hits(facts), facts.prompt) if name == "hits" else EvictionSetting(name).policy(engine, facts)
+    eviction = EvictionSetting(name).policy(engine, facts)
     cache = engine.PrefixCache(hashes, BLOCK, tokens, clock=clock, eviction=None if name == "lru" else eviction)
     hits = 0
     for request, blocks in enumerate(lists):
@@ -186,11 +186,12 @@ def test_an_order_by_equal_ranks_is_lru_byte_for_byte():
 @pytest.mark.parametrize("name", ["ttl", "pin"])
 def test_kept_blocks_are_withheld_from_others_until_their_time_or_the_return(name):
     engine, lists = engine_module(), [[1, 2, 3], [7, 8], [1, 2, 4]]
-    facts = EvictionFacts(lambda request: lists[request], {2: [0]}, {0: 1}, 5.0)
+    hashes = PrefixHashes.from_lists(lists, BLOCK)
+    facts = EvictionFacts(hashes, {2: [0]}, {0: 1}, 5.0)
     clock = np.zeros(1)
     tokens = np.array([BLOCK * len(one) for one in lists])
     eviction = EvictionSetting(name, 5.0).policy(engine, facts)
-    cache = engine.PrefixCache(PrefixHashes.from_lists(lists, BLOCK), BLOCK, tokens, clock=clock, eviction=eviction)
+    cache = engine.PrefixCache(hashes, BLOCK, tokens, clock=clock, eviction=eviction)
 
     def withheld(request):
         cache.match(request, int(tokens[request]))

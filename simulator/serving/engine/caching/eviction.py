@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
-from typing import Any
+from array import array
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from simulator.serving.engine.common import INFINITE, cython
-from simulator.serving.engine.hash_blocks import HashBlocks
+from simulator.serving.engine.hash_blocks import HashBlocks, Prompts
+
+if TYPE_CHECKING:
+    from simulator.serving.kv_stores import EvictionFacts
+    from traces import PrefixHashes
 
 
 @cython.cclass
@@ -18,24 +24,29 @@ class Eviction:
     """
 
     facts = cython.declare(object, visibility="public")
+    _retention_s: cython.double
+    _prompts: Prompts
+    _known: HashBlocks
+    """Hash blocks that the policy keeps a number of."""
 
-    def __init__(self, facts: Any) -> None:
-        self.facts = facts
+    def __init__(self, facts: EvictionFacts) -> None:
+        self.facts, self._retention_s = facts, facts.retention_s
+        self._prompts, self._known = Prompts(facts.hashes), HashBlocks()
 
     @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Any:
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
         """A request begins; returns the requests whose hash blocks are to be ranked again."""
         return ()
 
     @cython.ccall
-    def ends(self, request: cython.longlong, now: cython.double) -> Any:
+    def ends(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
         """A request ends; returns the requests whose hash blocks are to be ranked again."""
         return ()
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank of a hash block that nobody uses from now on. The lowest leaves first; of equals, the one used first."""
+        """Rank of a hash block unused from ``now`` on. The lowest leaves first; of equals, the one ranked first."""
         return 0.0
 
     @cython.exceptval(check=True)
@@ -50,6 +61,13 @@ class Eviction:
         """True if a request has to wait rather than take the room of hash blocks that are kept."""
         return True
 
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def _slot(self, hash_block: cython.longlong) -> cython.longlong:
+        """Slot of a hash block among the known ones; a new one has zeros."""
+        slot: cython.longlong = self._known.find(hash_block)
+        return self._known.put(hash_block, 0) if slot < 0 else slot
+
 
 @cython.cclass
 class TimeToLive(Eviction):
@@ -58,55 +76,62 @@ class TimeToLive(Eviction):
     @cython.exceptval(check=True)
     @cython.ccall
     def kept_until(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """End of the seconds."""
-        return now + self.facts.retention_s
+        return now + self._retention_s
 
 
 @cython.cclass
 class SessionAware(Eviction):
-    """Hash blocks that no session will come back to leave first, in LRU order, then the others."""
+    """Hash blocks that no session will come back to leave first, in LRU order, then the others.
+
+    ``holders`` of a known hash block: ended requests with it that others wait for; ``seen``: the latest of them.
+    """
 
     _left: dict[int, int]
     """Requests still to come that wait for a request, by request."""
-    _claims: dict[int, int]
-    """Number of ended requests that have the hash block and others wait for."""
     _begun: set[int]
     _open: set[int]
     """Ended requests that others wait for."""
 
-    def __init__(self, facts: Any) -> None:
+    def __init__(self, facts: EvictionFacts) -> None:
         Eviction.__init__(self, facts)
-        self._left, self._claims, self._begun, self._open = dict(facts.waiting), {}, set(), set()
+        self._left, self._begun, self._open = dict(facts.waiting), set(), set()
+
+    @cython.cfunc
+    def _claim(self, request: cython.longlong, claims: cython.longlong) -> None:
+        """Add to the claims on the hash blocks of a request."""
+        position: cython.longlong
+        slot: cython.longlong
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.end):
+            slot = self._slot(self._prompts.ids[position])
+            self._known.holders[slot] += claims
+            if claims > 0:
+                self._known.seen[slot] = request
 
     @cython.ccall
-    def ends(self, request: cython.longlong, now: cython.double) -> Any:
-        """Count a session that waits for its tool or user."""
+    def ends(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
         if not self._left.get(request):
             return ()
         self._open.add(request)
-        for hash_block in self.facts.prompt(request):
-            self._claims[hash_block] = self._claims.get(hash_block, 0) + 1
+        self._claim(request, 1)
         return (request,)
 
     @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Any:
-        """Stop counting the requests that this one was the last to wait for."""
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
         returned = []
         for earlier in () if request in self._begun else self.facts.before.get(request, ()):
             self._left[earlier] -= 1
             if not self._left[earlier] and earlier in self._open:
                 self._open.remove(earlier)
                 returned.append(earlier)
-                for hash_block in self.facts.prompt(earlier):
-                    self._claims[hash_block] -= 1
+                self._claim(earlier, -1)
         self._begun.add(request)
         return returned
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank 1 if a session will come back to the hash block, else 0."""
-        return 1.0 if self._claims.get(hash_block) else 0.0
+        return 1.0 if self._known.holders[self._slot(hash_block)] else 0.0
 
 
 @cython.cclass
@@ -118,60 +143,51 @@ class PinUntilReturn(SessionAware):
     """
 
     _until: dict[int, float]
+    """End of the longest time for which the hash blocks of an ended request are kept."""
 
-    def __init__(self, facts: Any) -> None:
+    def __init__(self, facts: EvictionFacts) -> None:
         SessionAware.__init__(self, facts)
         self._until = {}
 
     @cython.ccall
-    def ends(self, request: cython.longlong, now: cython.double) -> Any:
-        """Pin the hash blocks of a session that will come back."""
-        pinned = SessionAware.ends(self, request, now)
-        for hash_block in self.facts.prompt(request) if pinned else ():
-            self._until[hash_block] = now + self.facts.retention_s
-        return pinned
+    def ends(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
+        self._until[request] = now + self._retention_s
+        return SessionAware.ends(self, request, now)
 
     @cython.exceptval(check=True)
     @cython.ccall
     def kept_until(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Latest timeout of the sessions that will come back to it."""
-        return self._until[hash_block] if self._claims.get(hash_block) else 0.0
+        slot: cython.longlong = self._slot(hash_block)
+        return self._until[self._known.seen[slot]] if self._known.holders[slot] else 0.0
 
     @cython.exceptval(check=True)
     @cython.ccall
     def waits(self, request: cython.longlong) -> cython.bint:
-        """Only new sessions wait; one that comes back takes the room that is kept for the shortest time."""
         return request not in self.facts.before
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank 0 for every hash block, so that it leaves as under LRU after the timeout."""
-        return 0.0
+        return now
 
 
 @cython.cclass
 class LargestFirst(Eviction):
-    """Hash blocks at the end of the longest prefixes leave first."""
-
-    _size: dict[int, int]
-
-    def __init__(self, facts: Any) -> None:
-        Eviction.__init__(self, facts)
-        self._size = {}
+    """Hash blocks at the end of the longest prefixes leave first. ``blocks`` of a known one: its position."""
 
     @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Any:
-        """Number the hash blocks of a prompt."""
-        for position, hash_block in enumerate(self.facts.prompt(request)):
-            self._size.setdefault(hash_block, position)
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
+        position: cython.longlong
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.end):
+            if self._known.find(self._prompts.ids[position]) < 0:
+                self._known.put(self._prompts.ids[position], position - self._prompts.first)
         return ()
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank that is lower for a longer prefix."""
-        return -float(self._size.get(hash_block, 0))
+        return -self._known.blocks[self._slot(hash_block)]
 
 
 @cython.cclass
@@ -179,57 +195,161 @@ class SmallestFirst(LargestFirst):
     """Hash blocks of the shortest prompts leave first; a shared one counts for the longest prompt that has it."""
 
     @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Any:
-        """Note the length of a prompt at its hash blocks."""
-        prompt = self.facts.prompt(request)
-        for hash_block in prompt:
-            self._size[hash_block] = max(self._size.get(hash_block, 0), len(prompt))
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
+        position: cython.longlong
+        slot: cython.longlong
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.end):
+            slot = self._slot(self._prompts.ids[position])
+            self._known.blocks[slot] = max(self._known.blocks[slot], self._prompts.end - self._prompts.first)
         return ()
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank that is higher for a longer prompt."""
-        return float(self._size.get(hash_block, 0))
+        return self._known.blocks[self._slot(hash_block)]
 
 
 @cython.cclass
 class Belady(Eviction):
     """The hash block whose next use is furthest leaves first; requests come in the order of a reference run.
 
+    Uses of all hash blocks are numbered from 1. ``blocks`` of a known hash block: its next use, 0 for none.
+
     Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5
     (1966), algorithm MIN.
     """
 
-    _uses: dict[int, list[int]]
-    """Places in the order of the requests that have a hash block and have not begun, the next one last."""
     _place: dict[int, int]
-    _begun: set[int]
+    """Place of a request in the order."""
+    _begun: cython.longlong[::1]
+    """1 at the places of requests that have begun."""
+    _place_of: cython.longlong[::1]
+    """Place of the request of each use."""
+    _later: cython.longlong[::1]
+    """Use of the same hash block after each use; 0 for none."""
 
-    def __init__(self, facts: Any) -> None:
+    def __init__(self, facts: EvictionFacts) -> None:
+        position: cython.longlong
+        slot: cython.longlong
+        place: cython.longlong
+        uses: cython.longlong = 0
         Eviction.__init__(self, facts)
-        self._uses, self._place, self._begun = {}, {}, set()
-        for place, request in reversed(list(enumerate(facts.order))):
-            self._place[request] = place
-            for hash_block in facts.prompt(request):
-                self._uses.setdefault(hash_block, []).append(place)
+        self._place = {request: place for place, request in enumerate(facts.order)}
+        self._begun = array("q", bytes(8 * max(1, len(facts.order))))
+        for request in facts.order:
+            self._prompts.open(request)
+            uses += self._prompts.end - self._prompts.first
+        self._place_of, self._later = array("q", bytes(8 * (uses + 1))), array("q", bytes(8 * (uses + 1)))
+        for place in range(len(facts.order) - 1, -1, -1):
+            self._prompts.open(facts.order[place])
+            for position in range(self._prompts.first, self._prompts.end):
+                slot = self._slot(self._prompts.ids[position])
+                self._place_of[uses], self._later[uses] = place, self._known.blocks[slot]
+                self._known.blocks[slot] = uses
+                uses -= 1
 
     @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Any:
-        """Pass a request by; what it has in the cache and could not use is ranked by its next use."""
-        self._begun.add(self._place.get(request, -1))
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
+        if request in self._place:
+            self._begun[self._place[request]] = 1
         return (request,)
 
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        """Rank that is lower for a later use."""
-        uses = self._uses.get(hash_block, [])
-        last: cython.longlong = len(uses) - 1
-        while last >= 0 and uses[last] in self._begun:
-            uses.pop()
-            last -= 1
-        return -float(uses[last]) if last >= 0 else -INFINITE
+        slot: cython.longlong = self._slot(hash_block)
+        use: cython.longlong = self._known.blocks[slot]
+        while use and self._begun[self._place_of[use]]:
+            use = self._later[use]
+        self._known.blocks[slot] = use
+        return -self._place_of[use] if use else -INFINITE
+
+
+@cython.final
+@cython.cclass
+class RankedSlots:
+    """Slots in order of a key: for each key a linked list in the order of arrival, and a heap of the keys.
+
+    Lists are rings of nodes. Node ``2 slot`` is a slot, node ``2 number + 1`` the beginning of a list.
+    """
+
+    _keys: list[float]
+    """Heap of the keys; a key whose list is empty leaves when it is the lowest."""
+    _starts: dict[float, int]
+    """Beginning of the list of each key."""
+    _unused: list[int]
+    _after: cython.longlong[::1]
+    """Neighbours of each node; -1 for slots that are in no list."""
+    _before: cython.longlong[::1]
+    _latest: cython.longlong
+    """Beginning of the list that was added to last, -1 for none, and its key."""
+    _latest_key: cython.double
+
+    def __init__(self) -> None:
+        self._keys, self._starts, self._unused = [], {}, []
+        self._after = self._before = array("q", [-1]) * 64
+        self._latest, self._latest_key = -1, 0.0
+
+    @cython.exceptval(-1, check=True)
+    @cython.cfunc
+    def has(self, slot: cython.longlong) -> cython.bint:
+        """True if a slot is in one of the lists."""
+        return 2 * slot < len(self._after) and self._after[2 * slot] >= 0
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def _start_of(self, key: cython.double) -> cython.longlong:
+        """Beginning of the list of a key; a new one is empty."""
+        start: cython.longlong = self._starts.get(key, -1)
+        if start < 0:
+            start = self._unused.pop() if self._unused else 2 * len(self._starts) + 1
+            self._reach(start)
+            self._after[start] = self._before[start] = start
+            self._starts[key] = start
+            heappush(self._keys, key)
+        return start
+
+    @cython.cfunc
+    def _reach(self, node: cython.longlong) -> None:
+        while node >= len(self._after):
+            more = array("q", [-1]) * len(self._after)
+            self._after, self._before = array("q", bytes(self._after)) + more, array("q", bytes(self._before)) + more
+
+    @cython.cfunc
+    def add(self, slot: cython.longlong, key: cython.double) -> None:
+        """Append a slot to the list of a key."""
+        self._reach(2 * slot)
+        if self._latest < 0 or key != self._latest_key:
+            self._latest, self._latest_key = self._start_of(key), key
+        last: cython.longlong = self._before[self._latest]
+        self._before[2 * slot], self._after[2 * slot] = last, self._latest
+        self._after[last] = self._before[self._latest] = 2 * slot
+
+    @cython.cfunc
+    def remove(self, slot: cython.longlong) -> None:
+        """Take a slot out of its list."""
+        before: cython.longlong = self._before[2 * slot]
+        after: cython.longlong = self._after[2 * slot]
+        self._after[before], self._before[after], self._after[2 * slot] = after, before, -1
+
+    @cython.exceptval(-2, check=True)
+    @cython.cfunc
+    def first(self, limit: cython.double) -> cython.longlong:
+        """First slot of the lowest key, if that is at most ``limit``; -1 if there is none."""
+        key: cython.double
+        start: cython.longlong
+        while self._keys:
+            key = self._keys[0]
+            if key > limit:
+                break
+            start = self._starts[self._keys[0]]
+            if self._after[start] != start:
+                return self._after[start] // 2
+            self._unused.append(self._starts.pop(heappop(self._keys)))
+            if start == self._latest:
+                self._latest = -1
+        return -1
 
 
 @cython.final
@@ -239,26 +359,28 @@ class EvictionOrder:
 
     Args:
         policy: the policy, an ``Eviction``.
-        prompt: returns the hash blocks of a request.
+        hashes: ``PrefixHashes`` of all requests.
         table: where the hash blocks are.
     """
 
     kept_blocks = cython.declare(cython.longlong, visibility="public")
     """KV blocks of the hash blocks that are kept."""
-    _policy: Any
-    _prompt: Any
+    changes: cython.longlong
+    """Hash blocks that began or ceased to be kept so far."""
+    _policy: Eviction
+    _prompts: Prompts
     _table: HashBlocks
-    _entries: dict[int, tuple[float, int, int, bool]]
-    """Present heap entry of each slot. Rank or end of its time, count of its last use, slot, and True if it is kept."""
-    _ranked: list[tuple[float, int, int, bool]]
-    """Heap of hash blocks that are not kept; entries that are no longer present ones are dropped at the top."""
-    _kept: list[tuple[float, int, int, bool]]
-    _uses: cython.longlong
+    _since: cython.double[::1]
+    """Time of the last use of each slot."""
+    _ranked: RankedSlots
+    """Hash blocks that are not kept, by their rank."""
+    _kept: RankedSlots
+    """The others, by the end of their time."""
 
-    def __init__(self, policy: Any, prompt: Any, table: HashBlocks) -> None:
-        self._policy, self._prompt, self._table = policy, prompt, table
-        self._entries, self._ranked, self._kept = {}, [], []
-        self.kept_blocks = self._uses = 0
+    def __init__(self, policy: Eviction, hashes: PrefixHashes, table: HashBlocks) -> None:
+        self._policy, self._prompts, self._table, self._since = policy, Prompts(hashes), table, array("d")
+        self._ranked, self._kept, self.kept_blocks = RankedSlots(), RankedSlots(), 0
+        self.changes = 0
 
     @cython.cfunc
     def begins(self, request: cython.longlong, now: cython.double) -> None:
@@ -271,85 +393,71 @@ class EvictionOrder:
         self._rank_again(self._policy.ends(request, now), now)
 
     @cython.cfunc
-    def _rank_again(self, requests: Any, now: cython.double) -> None:
+    def _rank_again(self, requests: Iterable[int], now: cython.double) -> None:
+        """Rank hash blocks of requests again, the last one of each first."""
         slot: cython.longlong
+        position: cython.longlong
         for request in requests:
-            for hash_block in self._prompt(request):
-                slot = self._table.find(hash_block)
-                if slot in self._entries:
-                    uses = self._entries[slot][1]
+            self._prompts.open(request)
+            for position in range(self._prompts.end - 1, self._prompts.first - 1, -1):
+                slot = self._table.find(self._prompts.ids[position])
+                if slot >= 0 and (self._ranked.has(slot) or self._kept.has(slot)):
                     self.leave(slot)
-                    self._place(slot, uses, self._until(slot, now), now)
+                    self._place(slot, now)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
-    def withheld(self, request: cython.longlong, now: cython.double) -> cython.longlong:
+    def withheld(self, request: cython.longlong) -> cython.longlong:
         """KV blocks whose room a request may not take; those that it finds there among them."""
-        self.expire(now)
         return self.kept_blocks if self.kept_blocks and self._policy.waits(request) else 0
 
     @cython.cfunc
     def enter(self, slot: cython.longlong, now: cython.double) -> None:
         """Nobody uses the hash block of a slot from now on."""
-        self._uses += 1
-        self._place(slot, self._uses, self._until(slot, now), now)
-
-    @cython.exceptval(check=True)
-    @cython.cfunc
-    def _until(self, slot: cython.longlong, now: cython.double) -> cython.double:
-        until: cython.double = self._policy.kept_until(self._table.hash_block[slot], now)
-        return until
+        if slot >= len(self._since):
+            self._since = array("d", bytes(self._since) + bytes(8 * self._table.capacity))
+        self._since[slot] = now
+        self._place(slot, now)
 
     @cython.cfunc
-    def _place(self, slot: cython.longlong, uses: Any, until: cython.double, now: cython.double) -> None:
-        kept: cython.bint = until > now
-        key: cython.double = until if kept else self._policy.rank(self._table.hash_block[slot], now)
-        entry = (key, uses, slot, bool(kept))
-        heap = self._kept if kept else self._ranked
-        self._entries[slot] = entry
-        if kept:
+    def _place(self, slot: cython.longlong, now: cython.double) -> None:
+        until: cython.double = self._policy.kept_until(self._table.hash_block[slot], self._since[slot])
+        if until > now:
+            self._kept.add(slot, until)
             self.kept_blocks += self._table.blocks[slot]
-        if len(heap) > 64 + 4 * len(self._entries):
-            heap[:] = [present for present in self._entries.values() if present[3] == kept]
-            heapify(heap)
+            self.changes += 1
         else:
-            heappush(heap, entry)
+            self._ranked.add(slot, self._policy.rank(self._table.hash_block[slot], self._since[slot]))
 
     @cython.cfunc
     def leave(self, slot: cython.longlong) -> None:
         """A request uses the hash block of a slot, or it has been evicted."""
-        if self._entries.pop(slot)[3]:
+        if self._kept.has(slot):
+            self._kept.remove(slot)
             self.kept_blocks -= self._table.blocks[slot]
+            self.changes += 1
+        else:
+            self._ranked.remove(slot)
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def kept(self, slot: cython.longlong) -> cython.longlong:
         """KV blocks of a slot that is kept; 0 if it is not."""
-        entry = self._entries.get(slot)
-        return self._table.blocks[slot] if entry is not None and entry[3] else 0
+        return self._table.blocks[slot] if self._kept.has(slot) else 0
 
     @cython.cfunc
     def expire(self, now: cython.double) -> None:
         """Keep no longer what has been kept up to its time."""
-        while self._kept and (self._stale(self._kept) or self._kept[0][0] <= now):
-            entry = heappop(self._kept)
-            if self._entries.get(entry[2]) is entry:
-                self.leave(entry[2])
-                self._place(entry[2], entry[1], 0.0, now)
-
-    @cython.exceptval(-1, check=True)
-    @cython.cfunc
-    def _stale(self, heap: list[Any]) -> cython.bint:
-        return self._entries.get(heap[0][2]) is not heap[0]
+        slot: cython.longlong = self._kept.first(now)
+        while slot >= 0:
+            self.leave(slot)
+            self._ranked.add(slot, self._policy.rank(self._table.hash_block[slot], self._since[slot]))
+            slot = self._kept.first(now)
 
     @cython.exceptval(-2, check=True)
     @cython.cfunc
     def first(self, now: cython.double) -> cython.longlong:
         """Slot that leaves first: kept ones last, by the end of their time."""
         self.expire(now)
-        for heap in (self._ranked, self._kept):
-            while heap and self._stale(heap):
-                heappop(heap)
-            if heap:
-                return heap[0][2]
-        return -1
+        slot: cython.longlong = self._ranked.first(INFINITE)
+        return self._kept.first(INFINITE) if slot < 0 else slot

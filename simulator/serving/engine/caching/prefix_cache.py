@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.serving.engine.caching.eviction import EvictionOrder
+from simulator.serving.engine.caching.eviction import Eviction, EvictionOrder
 from simulator.serving.engine.caching.stores import Tier
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.hash_blocks import HashBlocks, Prompts
 from simulator.serving.engine.prefix_index import HolderIndex
+
+if TYPE_CHECKING:
+    from traces import PrefixHashes
 
 
 @cython.cclass
@@ -109,7 +112,7 @@ class PrefixCache(NoPrefixCache):
         replica: number of the replica, for the index.
         page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
             block.
-        eviction: policy of eviction, and function that returns the hash blocks of a request; None: LRU.
+        eviction: policy of eviction, and the hash blocks of all requests; None: LRU.
     """
 
     _order: EvictionOrder | None
@@ -146,6 +149,16 @@ class PrefixCache(NoPrefixCache):
     _blocks: cython.longlong
     _here: cython.longlong
     _in_use: cython.longlong
+    _changes: cython.longlong
+    """Changes on the chip so far that a lookup may notice."""
+    _seen_changes: cython.longlong
+    """Latest lookup of ``_match``: changes here, in the order and in stores; request, tokens, time and result."""
+    _seen_request: cython.longlong
+    _seen_tokens: cython.longlong
+    _seen_s: cython.double
+    _seen_spared: cython.longlong
+    _kept_here: cython.longlong
+    """KV blocks on the chip that the latest lookup found and the policy keeps."""
     _chip_hash_blocks: cython.longlong
 
     def __init__(
@@ -161,7 +174,7 @@ class PrefixCache(NoPrefixCache):
         clock: array[float] | None = None,
         recompute_s: tuple[float, float] = (0.0, 0.0),
         first_walk: int = 0,
-        eviction: tuple[Any, Any] | None = None,
+        eviction: tuple[Eviction, PrefixHashes] | None = None,
     ) -> None:
         tier: Tier
         NoPrefixCache.__init__(self)
@@ -190,7 +203,9 @@ class PrefixCache(NoPrefixCache):
         self._page_tokens = page_tokens or block_size
         self._whole = self._hash_block_tokens // self._block_size
         self._walks = first_walk
-        self._matched = self._blocks = self._here = self._in_use = 0
+        self._matched = self._blocks = self._here = self._in_use = self._kept_here = self._changes = 0
+        self._seen_request = self._seen_tokens = self._seen_changes = self._seen_spared = -1
+        self._seen_s = 0.0
 
     @cython.ccall
     def match(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
@@ -210,39 +225,49 @@ class PrefixCache(NoPrefixCache):
             if not self._pays(spared):
                 return self.match_chip(request, tokens)
             self._split(stored)
-        if self._order is not None:
-            self._withhold(request, self._order)
+        self._withhold(request)
         return self._matched, spared, self._in_use
 
     @cython.ccall
     def match_chip(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
         """As ``match``, without the stores."""
-        self._reach = 0
+        self._reach, self._seen_request = 0, -1
         spared: cython.longlong = self._match(request, tokens)
-        self._reach = len(self._tiers)
+        self._reach, self._seen_request = len(self._tiers), -1
         self.tier_tokens, self.slow = None, False
-        if self._order is not None:
-            self._withhold(request, self._order)
+        self._withhold(request)
         return self._matched, spared, self._in_use
 
     @cython.cfunc
-    def _withhold(self, request: cython.longlong, order: EvictionOrder) -> None:
+    def _withhold(self, request: cython.longlong) -> None:
         """Count the blocks that are kept, without those that the latest match found."""
-        position: cython.longlong
-        self.withheld = order.withheld(request, self._clock[0])
-        if not self.withheld:
-            return
-        self._prompts.open(request)
-        for position in range(self._prompts.first, self._prompts.first + self._chip_hash_blocks):
-            self.withheld -= order.kept(self._hash_blocks.find(self._prompts.ids[position]))
+        if self._order is not None:
+            self.withheld = self._order.withheld(request)
+            if self.withheld:
+                self.withheld -= self._kept_here
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
     def _match(self, request: cython.longlong, tokens: cython.longlong) -> cython.longlong:
+        """Tokens that ``match`` spares. A request that waits is not looked up again before something changes."""
+        tier: Tier
+        changes: cython.longlong = self._changes
+        landed_s: cython.double = 0.0
+        for tier in self._tiers:
+            changes += tier.store.changes
+            landed_s = max(landed_s, tier.store.landed_s)
+        if self._order is not None:
+            self._order.expire(self._clock[0])
+            changes += self._order.changes
+        same: cython.bint = changes == self._seen_changes and landed_s <= self._seen_s
+        if same and request == self._seen_request and tokens == self._seen_tokens:
+            return self._seen_spared
         self._walk(request, 0, self._input_tokens[request] // self._block_size)
         spared: cython.longlong = self._spared_tokens(tokens)
         if self._page_tokens > self._block_size:  # tokens behind the last kept state are computed again in other blocks
             self._walk(request, 0, -(-spared // self._block_size))
+        self._seen_changes, self._seen_request, self._seen_tokens = changes, request, tokens
+        self._seen_s, self._seen_spared = self._clock[0], spared
         return spared
 
     @cython.exceptval(-1, check=True)
@@ -303,14 +328,16 @@ class PrefixCache(NoPrefixCache):
         size: cython.longlong
         prompts: Prompts = self._prompts
         table: HashBlocks = self._hash_blocks
+        order: EvictionOrder | None = self._order
         prompts.open(request)
         prompt_blocks: cython.longlong = self._input_tokens[request] // self._block_size
         self._walks += 1
+        self._seen_request = -1
         for position in range(self._reach):
             self._tier_blocks[position] = 0
         self._matched = self._chip_hash_blocks = whole
         self._blocks = self._here = whole * self._whole
-        self._in_use = 0
+        self._in_use = self._kept_here = 0
         for position in range(prompts.first + whole, prompts.end):
             if self._blocks >= most:
                 break
@@ -335,6 +362,8 @@ class PrefixCache(NoPrefixCache):
                 self._chip_hash_blocks += 1
                 if table.holders[slot]:
                     self._in_use += size
+                elif order is not None:
+                    self._kept_here += order.kept(slot)
             else:
                 self._tier_blocks[self._latest_tier] += size
 
@@ -367,6 +396,7 @@ class PrefixCache(NoPrefixCache):
         """Add a hash block on the chip that one request holds."""
         slot: cython.longlong = self._hash_blocks.put(hash_block, blocks)
         self._hash_blocks.holders[slot] = 1
+        self._changes += 1
         if self._index is not None and blocks == self._whole:
             self._index.add(hash_block, self._replica)
 
@@ -380,6 +410,7 @@ class PrefixCache(NoPrefixCache):
         tier: Tier
         order: EvictionOrder
         held: HashBlocks = self._hash_blocks
+        self._changes += 1
         self._prompts.open(request)
         for position in range(self._prompts.first, self._prompts.first + hash_blocks):
             slot = held.find(self._prompts.ids[position])
@@ -490,6 +521,7 @@ class PrefixCache(NoPrefixCache):
         """Release the hash blocks of a request."""
         slot: cython.longlong
         held: HashBlocks = self._hash_blocks
+        self._changes += 1
         self._prompts.open(request)
         position: cython.longlong = self._prompts.first + hash_blocks
         while position > self._prompts.first:
@@ -518,6 +550,7 @@ class PrefixCache(NoPrefixCache):
             hash_block, blocks = self._hash_blocks.hash_block[slot], self._hash_blocks.blocks[slot]
             self._hash_blocks.step_out(slot)
             self._hash_blocks.remove(slot)
+            self._changes += 1
             self.idle_blocks -= blocks
             if self._index is not None and blocks == self._whole:
                 self._index.drop(hash_block, self._replica)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simulator.serving.engine.caching.eviction import EvictionOrder
+from simulator.serving.engine.caching.eviction import Eviction, EvictionOrder
 from simulator.serving.engine.common import _on_grid, cython
 from simulator.serving.engine.hash_blocks import HashBlocks
 
 if TYPE_CHECKING:
     from simulator.serving.kv_stores import StoreSpace
+    from traces import PrefixHashes
 
 
 @cython.final
@@ -116,7 +117,7 @@ class Store:
 
     Args:
         num_blocks: capacity in KV blocks.
-        eviction: policy, and function that returns the hash blocks of a request; None: LRU.
+        eviction: policy, and the hash blocks of all requests; None: LRU.
     """
 
     _capacity: cython.longlong
@@ -126,14 +127,19 @@ class Store:
     used_blocks = cython.declare(cython.longlong, visibility="public")
     peak_blocks = cython.declare(cython.longlong, visibility="public")
     evicted_blocks: cython.longlong
+    changes: cython.longlong
+    """Hash blocks that came or left so far."""
+    landed_s: cython.double
+    """Time at which the latest write has landed."""
     order: EvictionOrder | None
 
-    def __init__(self, num_blocks: int, eviction: tuple[Any, Any] | None = None) -> None:
+    def __init__(self, num_blocks: int, eviction: tuple[Eviction, PrefixHashes] | None = None) -> None:
         self._capacity = num_blocks
         self._hash_blocks = HashBlocks()
         self.order = None if eviction is None else EvictionOrder(*eviction, self._hash_blocks)
         self._landed_s = array("d", bytes(8 * self._hash_blocks.capacity))
-        self.used_blocks = self.peak_blocks = self.evicted_blocks = 0
+        self.used_blocks = self.peak_blocks = self.evicted_blocks = self.changes = 0
+        self.landed_s = 0.0
 
     @cython.exceptval(-1, check=True)
     @cython.ccall
@@ -199,6 +205,7 @@ class Store:
             self.order.leave(slot)
         self._hash_blocks.step_out(slot)
         self._hash_blocks.remove(slot)
+        self.changes += 1
         return hash_block
 
     @cython.ccall
@@ -210,6 +217,8 @@ class Store:
         if self._hash_blocks.capacity > len(self._landed_s):
             self._landed_s = array("d", bytes(self._landed_s) + bytes(8 * len(self._landed_s)))
         self._landed_s[slot] = landed_s
+        self.landed_s = max(self.landed_s, landed_s)
+        self.changes += 1
         self._hash_blocks.line_up(slot)
         if self.order is not None:
             self.order.enter(slot, now)
