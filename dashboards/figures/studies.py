@@ -576,6 +576,8 @@ class SweepPanel(NamedTuple):
 
 MOST_TICKS = 8
 """Maximum number of values of a swept field with one tick each."""
+WIDE = 50.0
+"""Ratio of the largest to the smallest value of a metric from which its axis is logarithmic."""
 
 
 class SweepData(NamedTuple):
@@ -666,7 +668,9 @@ def sweep_figure(data: SweepData) -> go.Figure:
         few = {"tickvals": sorted(set(numbers))} if 0 < len(set(numbers)) <= MOST_TICKS else {}
         kind = "log" if wide else None
         figure.update_xaxes(title=field_words(panel.path), type=kind, row=row, col=1, **few)
-        figure.update_yaxes(title=metric_with_unit(data.metric), rangemode="tozero", row=row, col=1)
+        spread = min(panel.metric) > 0 and max(panel.metric) / min(panel.metric) >= WIDE
+        scale = {"type": "log"} if spread else {"rangemode": "tozero"}
+        figure.update_yaxes(title=metric_with_unit(data.metric), row=row, col=1, **scale)
     caption = f"{len(data.panels[0].values) if data.panels else 0} points"
     return captioned(figure, "Points by field", caption, data.basis, 170 + 280 * max(1, count))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -170,8 +171,11 @@ def compare_variants(
         alike = [name for name in answers if measured[name] == measured[bases[name]]]
         differ = len(alike) < len(answers)  # variants that run alike do so whatever the assumed parameters are
         tornado = swings(variants, bases, metric, side, answers, pool) if sensitivity and differ else []
+        bounds = _eviction_bounds(variants, bases)
+        unnamed = [one for one in (bounds or {}).values() if one not in variants]
+        best = _base_documents(unnamed, seeds, pool, False)[0] if unnamed else {}
     combined = {name: combine_replications(runs) for name, runs in documents.items()}
-    bounds = _clairvoyant(variants, bases)
+    best_runs = combined | {name: combine_replications(runs) for name, runs in best.items()}
     runs = len(next(iter(documents.values())))
     notes = _notes(combined, runs, fixed_note, variants) + lost
     if alike:
@@ -182,7 +186,8 @@ def compare_variants(
     crossings = [crossing for curve in curves for crossing in curve.crossings]
     nearest = nearest_crossing(crossings, scenario_load(variants[0].scenario, path) if path else None)
     data = CompareDocument(
-        variants=[_compared(one, bases[one.name], combined, ratios[one.name], bounds) for one in variants],
+        variants=[_compared(one, bases[one.name], best_runs, ratios[one.name], bounds) for one in variants],
+        eviction_bounds={one.name: CacheOutcome.of(best_runs[one.name], None) for one in unnamed},
         baseline=variants[0].name,
         metric=metric,
         level=LEVEL,
@@ -386,16 +391,23 @@ OF_THE_RUN = ("summary", "intervals", "likely", "slo", "bottleneck", "basis", "c
               "usd_per_million_output_tokens", "scenario")  # fmt: skip
 
 
-def _clairvoyant(variants: Sequence[Variant], bases: Mapping[str, str]) -> dict[str, str] | None:
-    """Clairvoyant variant by baseline; None if all variants have the same eviction policies."""
+def _eviction_bounds(variants: Sequence[Variant], bases: Mapping[str, str]) -> dict[str, Variant] | None:
+    """Clairvoyant bound by baseline, a variant or one beside them; None if all have the same eviction policies."""
     evictions = {one.name: evictions_of(one.scenario) for one in variants}
-    if all(one == evictions[variants[0].name] for one in evictions.values()):
-        return None
-    return {
-        bases[name]: name
-        for name, by_field in evictions.items()
-        if any(one.rule.clairvoyant for one in by_field.values())
+    fields = {field for by_field in evictions.values() for field in by_field}
+    varied = [field for field in sorted(fields) if len({one.get(field) for one in evictions.values()}) > 1]
+    bounds = {
+        bases[one.name]: one
+        for one in variants
+        if varied and any(setting.rule.clairvoyant for setting in evictions[one.name].values())
     }
+    for one in variants:
+        if varied and one.name in bases.values() and one.name not in bounds:
+            words = "belady (bound)" if len(set(bases.values())) == 1 else f"belady (bound), {one.name}"
+            with suppress(ForerunError):  # where nobody knows which server will have which requests
+                values = {field: "belady" for field in varied if field in evictions[one.name]}
+                bounds[one.name] = Variant(words, {}, one.scenario.with_values(values))
+    return bounds if varied else None
 
 
 def _compared(
@@ -403,7 +415,7 @@ def _compared(
     base: str,
     runs: Mapping[str, Json],
     ratios: dict[str, Ratio | None],
-    bounds: Mapping[str, str] | None,
+    bounds: Mapping[str, Variant] | None,
 ) -> ComparedVariant:
     attention, run = variant.scenario.attention_speculation, runs[variant.name]
     return ComparedVariant(
@@ -412,9 +424,9 @@ def _compared(
         baseline=base,
         speedup=ratios,
         interval_of=ASSUMED if attention is not None else MODELLED if run["model_error"] else SAMPLING,
-        ideal=(attention is not None and attention.reading == "pipelined") or variant.name in (bounds or {}).values(),
+        ideal=(attention is not None and attention.reading == "pipelined") or variant in (bounds or {}).values(),
         drafting=None if attention is not None else DraftingGain.of(runs[base], run),
-        cache=None if bounds is None else CacheOutcome.of(run, runs[bounds[base]] if base in bounds else None),
+        cache=None if bounds is None else CacheOutcome.of(run, runs[bounds[base].name] if base in bounds else None),
         **{key: run[key] for key in OF_THE_RUN},
     )
 

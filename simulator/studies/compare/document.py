@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -82,8 +82,8 @@ class CacheOutcome(DocumentPart):
     """Mean seconds of a session, from its first arrival to its last end; None if no request waits for another."""
     p99_task_s: float | None
     regret: dict[str, float | None] | None = None
-    """Distance to the clairvoyant variant: hit rate below it; shares by which TTFT, task time and cost are above it;
-    None if no variant is clairvoyant."""
+    """Distance to the clairvoyant bound: hit rate below it; shares by which TTFT, task time and cost are above it;
+    None of the bound itself, and where nobody can be clairvoyant."""
 
     @classmethod
     def of(cls, run: Json, bound: Json | None) -> CacheOutcome:
@@ -207,6 +207,8 @@ class CompareDocument(StudyDocument):
     """Load field ``path``, its ``requested`` value, and the highest value that each variant can serve."""
     sensitivity: list[Swing]
     replications: int
+    eviction_bounds: dict[str, CacheOutcome] = field(default_factory=dict)
+    """Clairvoyant bounds that are no variants, by name; empty unless eviction policies differ."""
 
     @property
     def compared(self) -> list[ComparedVariant]:
@@ -526,7 +528,8 @@ def _value_table(data: CompareDocument) -> Table:
 def _cache_table(data: CompareDocument) -> Table:
     """Table of what eviction policies find, and of their regret; empty if all variants have the same."""
     columns: dict[str, list[Value]] = {}
-    caches = [one.cache for one in data.variants if one.cache is not None]
+    named = {one.name: one.cache for one in data.variants} | data.eviction_bounds
+    caches = [cache for cache in named.values() if cache is not None]
     if caches:
         columns["found"] = [_percent(cache.prefix_hit_rate) for cache in caches]
         tiers = caches[0].hit_rate_by_tier or {}
@@ -537,7 +540,7 @@ def _cache_table(data: CompareDocument) -> Table:
         for key, words in REGRETS.items():
             columns[words] = [_percent((cache.regret or {}).get(key)) for cache in caches]
     columns = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
-    rows = [[one.name, *cells] for one, *cells in zip(data.variants, *columns.values(), strict=True)] if columns else []
+    rows = [[name, *cells] for name, *cells in zip(named, *columns.values(), strict=True)] if columns else []
     return Table("Prompt tokens found in caches, and regret against belady", ["", *columns], rows, name="caches")
 
 

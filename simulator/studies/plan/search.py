@@ -24,7 +24,7 @@ from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
 from simulator.running.metrics.uncertainty import assumed_engine
 from simulator.running.metrics.usage import store_price_notes
 from simulator.running.scenario import Scenario
-from simulator.studies.plan.layouts import GIVEN, REPLICAS, Layout, layouts, replica_counts, search_axes
+from simulator.studies.plan.layouts import GIVEN, REPLICAS, Layout, layouts, listed, replica_counts, search_axes
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
 from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.trials import (
@@ -42,6 +42,7 @@ from simulator.studies.plan.trials import (
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.span import SPAN_S
 from simulator.studies.study_file import StudyFile
+from simulator.studies.sweep.tiers import SIZE
 from simulator.workload import generate_requests
 from simulator.workload.generate import trace_began_s
 
@@ -258,6 +259,9 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
         notes.append(f"prices.usd_per_chip_hour is the price of {chip}; other chips cost what their profiles say")
     if by_price:
         notes += store_price_notes(study.scenario)
+    for path in filter(SIZE.fullmatch, study.vary):
+        words = f"forerun sweep --vary {path}={','.join(f'{size:g}' for size in listed(path, study.vary[path]))}"
+        notes.append(f"{path}: {words} draws hit rates, TTFT and dollars over this size, beside the working set")
     return notes
 
 

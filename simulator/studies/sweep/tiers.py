@@ -119,6 +119,7 @@ def tier_sentence(curve: TierCurve) -> str:
     words += f". It serves {percent(at.hit_rate)} of prompt tokens ({shares})"
     if at.mean_ttft_ms is not None:
         words += f", with a mean TTFT of {number(at.mean_ttft_ms)} ms"
+    words += _dollars(curve.sizes[0], at)
     if curve.most_hit_rate is not None:
         words += (
             f". Without limit an LRU cache would serve {percent(curve.most_hit_rate)}, nearly so with "
@@ -126,6 +127,18 @@ def tier_sentence(curve: TierCurve) -> str:
             f"{scaled(curve.unique_bytes or 0.0, 'B')}"
         )
     return f"{words}."
+
+
+def _dollars(least: TierSize, at: TierSize) -> str:
+    """Text on the dollars of a size against the smallest one; empty without prices."""
+    if not least.usd_per_month or not at.usd_per_month or at.usd_per_month == least.usd_per_month:
+        return ""
+    smallest = f"{scaled(least.bytes, 'B')} ${least.usd_per_month:,.0f}"
+    words = f". It costs ${at.usd_per_month:,.0f} a month and server, {smallest}"
+    if not least.good_share or not at.good_share:
+        return words
+    more = at.usd_per_month / at.good_share * least.good_share / least.usd_per_month - 1.0
+    return f"{words}: per good request {percent(abs(more))} {'more: it does not pay' if more > 0 else 'less: it pays'}"
 
 
 def tier_table(curve: TierCurve) -> Table:

@@ -12,7 +12,7 @@ from simulator.running.scenario import scenario_from
 from simulator.serving.compiled import engine_module
 from simulator.serving.engine import Eviction
 from simulator.serving.kv_stores import EvictionFacts, EvictionSetting
-from simulator.serving.rules import EVICTION
+from simulator.serving.rules import EVICTION, EvictionRule
 from traces import PrefixHashes
 
 BLOCK = 16
@@ -41,7 +41,9 @@ def found(name, lists, capacity, before=None):
     waiting = Counter(earlier for all_of_them in before.values() for earlier in all_of_them)
     facts = EvictionFacts(hashes, before, waiting, 5.0, range(len(lists)))
     clock = np.zeros(1)
-    eviction = EvictionSetting(name).policy(engine, facts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EVICTION, "hits", EvictionRule(Hits))
+        eviction = EvictionSetting(name).policy(engine, facts)
     cache = engine.PrefixCache(hashes, BLOCK, tokens, clock=clock, eviction=None if name == "lru" else eviction)
     hits = 0
     for request, blocks in enumerate(lists):

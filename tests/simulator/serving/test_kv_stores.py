@@ -245,6 +245,7 @@ def test_a_sweep_over_the_size_of_a_store_says_what_is_enough():
     assert [one.bytes for one in curve.sizes] == [1e8, 2e9, 2e10, 4e10]
     assert curve.enough_bytes == 2e10
     assert sweep.conclusion.startswith("20 GB of host is enough: beyond it")
+    assert "It costs $1,660 a month and server, 100 MB $1,461" in sweep.conclusion
     rates = [one.hit_rate for one in curve.sizes]
     assert rates[0] < rates[1] < rates[2] == rates[3] <= curve.most_hit_rate + 1e-9
     assert curve.sizes[3].usd_per_month - curve.sizes[2].usd_per_month == pytest.approx(200.0)

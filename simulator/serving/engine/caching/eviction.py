@@ -131,7 +131,8 @@ class SessionAware(Eviction):
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        return 1.0 if self._known.holders[self._slot(hash_block)] else 0.0
+        slot: cython.longlong = self._slot(hash_block)
+        return 1.0 if self._known.holders[slot] else 0.0
 
 
 @cython.cclass
@@ -172,27 +173,11 @@ class PinUntilReturn(SessionAware):
 
 
 @cython.cclass
-class LargestFirst(Eviction):
-    """Hash blocks at the end of the longest prefixes leave first. ``blocks`` of a known one: its position."""
+class SmallestFirst(Eviction):
+    """Hash blocks of the shortest prompts leave first; a shared one counts for the longest prompt that has it.
 
-    @cython.ccall
-    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
-        position: cython.longlong
-        self._prompts.open(request)
-        for position in range(self._prompts.first, self._prompts.end):
-            if self._known.find(self._prompts.ids[position]) < 0:
-                self._known.put(self._prompts.ids[position], position - self._prompts.first)
-        return ()
-
-    @cython.exceptval(check=True)
-    @cython.ccall
-    def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        return -self._known.blocks[self._slot(hash_block)]
-
-
-@cython.cclass
-class SmallestFirst(LargestFirst):
-    """Hash blocks of the shortest prompts leave first; a shared one counts for the longest prompt that has it."""
+    ``blocks`` of a known hash block: that length.
+    """
 
     @cython.ccall
     def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
@@ -207,7 +192,27 @@ class SmallestFirst(LargestFirst):
     @cython.exceptval(check=True)
     @cython.ccall
     def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
-        return self._known.blocks[self._slot(hash_block)]
+        slot: cython.longlong = self._slot(hash_block)
+        return self._known.blocks[slot]
+
+
+@cython.cclass
+class LargestFirst(SmallestFirst):
+    """Hash blocks at the end of the longest prefixes leave first. ``blocks`` of a known one: its position."""
+
+    @cython.ccall
+    def begins(self, request: cython.longlong, now: cython.double) -> Iterable[int]:
+        position: cython.longlong
+        self._prompts.open(request)
+        for position in range(self._prompts.first, self._prompts.end):
+            if self._known.find(self._prompts.ids[position]) < 0:
+                self._known.put(self._prompts.ids[position], position - self._prompts.first)
+        return ()
+
+    @cython.exceptval(check=True)
+    @cython.ccall
+    def rank(self, hash_block: cython.longlong, now: cython.double) -> cython.double:
+        return -SmallestFirst.rank(self, hash_block, now)
 
 
 @cython.cclass
@@ -285,11 +290,15 @@ class RankedSlots:
     _latest: cython.longlong
     """Beginning of the list that was added to last, -1 for none, and its key."""
     _latest_key: cython.double
+    _lowest: cython.longlong
+    """Beginning of the list of the lowest key, -1 where it has to be looked up, and its key."""
+    _lowest_key: cython.double
 
     def __init__(self) -> None:
         self._keys, self._starts, self._unused = [], {}, []
-        self._after = self._before = array("q", [-1]) * 64
-        self._latest, self._latest_key = -1, 0.0
+        self._after, self._before = array("q", [-1]) * 64, array("q", [-1]) * 64
+        self._latest = self._lowest = -1
+        self._latest_key = self._lowest_key = 0.0
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -308,6 +317,8 @@ class RankedSlots:
             self._after[start] = self._before[start] = start
             self._starts[key] = start
             heappush(self._keys, key)
+            if key < self._lowest_key:
+                self._lowest = -1
         return start
 
     @cython.cfunc
@@ -337,19 +348,17 @@ class RankedSlots:
     @cython.cfunc
     def first(self, limit: cython.double) -> cython.longlong:
         """First slot of the lowest key, if that is at most ``limit``; -1 if there is none."""
-        key: cython.double
-        start: cython.longlong
-        while self._keys:
-            key = self._keys[0]
-            if key > limit:
-                break
-            start = self._starts[self._keys[0]]
-            if self._after[start] != start:
-                return self._after[start] // 2
-            self._unused.append(self._starts.pop(heappop(self._keys)))
-            if start == self._latest:
-                self._latest = -1
-        return -1
+        while self._lowest < 0 or self._after[self._lowest] == self._lowest:
+            if self._lowest >= 0:
+                self._unused.append(self._starts.pop(heappop(self._keys)))
+                if self._lowest == self._latest:
+                    self._latest = -1
+                self._lowest = -1
+            if not self._keys:
+                return -1
+            self._lowest_key = self._keys[0]
+            self._lowest = self._starts[self._keys[0]]
+        return self._after[self._lowest] // 2 if self._lowest_key <= limit else -1
 
 
 @cython.final
