@@ -244,3 +244,16 @@ class Undecided(Eviction):
 def test_the_check_names_a_rank_that_is_no_number():
     with pytest.raises(ForerunError, match="Undecided: rank returns nan"):
         fr.testing.check_eviction(Undecided)
+
+
+def test_a_comparison_runs_the_bound_beside_the_policies_unless_it_is_one_of_them():
+    def compared(*policies):
+        vary = {"engine.prefix_cache_eviction": list(policies)}
+        return fr.compare(scenario(), vary=vary, replications=1, crossover="none", sensitivity=False).data
+
+    beside, among = compared("lru", "session-aware"), compared("lru", "session-aware", "belady")
+    assert len(beside.variants) == 2
+    assert list(beside.eviction_bounds) == ["belady (bound)"]
+    assert not among.eviction_bounds
+    assert [one.cache.regret for one in beside.variants] == [one.cache.regret for one in among.variants[:2]]
+    assert beside.eviction_bounds["belady (bound)"].prefix_hit_rate == among.variants[2].cache.prefix_hit_rate
