@@ -610,9 +610,8 @@ def sweep_data(document: Json) -> SweepData | None:
         shown = tuple(values) if numeric else tuple(str(value) for value in values)
         lines = _lines(path, known) if len(rows) == len(known) and len(set(map(repr, values))) > 1 else ()
         panels.append(SweepPanel(path, shown, tuple(r[1] for r in rows), tuple(r[2] for r in rows), lines))
-    along = [panel for panel in panels if panel.lines and not isinstance(panel.values[0], str)]
-    if len(paths) == 2 and along:  # the other field names the lines of this one
-        panels = along
+    sections = {path for point, _ in known for path, value in point.set.items() if isinstance(value, Mapping)}
+    panels = [panel for panel in panels if panel.path not in sections] or panels  # texts too long for an axis
     share = explained_shares([(point.set, value) for point, value in known])
     panels.sort(key=lambda panel: (panel.path not in LOAD_WORDS, -share.get(panel.path, 0.0)))
     order = [value for _, value in known]

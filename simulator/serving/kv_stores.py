@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isinf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.serving.rules import EVICTION, EVICTION_METHODS, EvictionRule
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from simulator.serving.engine import Eviction
     from simulator.workload import RequestStream
     from traces import PrefixHashes
 
@@ -60,7 +59,7 @@ class EvictionSetting:
         """Properties of the policy."""
         return EVICTION[self.name]
 
-    def policy(self, engine: ModuleType, facts: EvictionFacts) -> tuple[Eviction, PrefixHashes]:
+    def policy(self, engine: ModuleType, facts: EvictionFacts) -> tuple[Any, PrefixHashes]:
         """The policy, and the hash blocks of all requests. One in Python is called by the engine's base."""
         make = self.rule.make
         policy = (getattr(engine, make) if isinstance(make, str) else make)(facts)

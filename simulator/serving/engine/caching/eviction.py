@@ -274,7 +274,7 @@ class Belady(Eviction):
 @cython.final
 @cython.cclass
 class RankedSlots:
-    """Slots in order of a key: for each key a linked list in the order of arrival, and a heap of the keys.
+    """Slots in order of a key, with a linked list for each key and a heap of the keys.
 
     Lists are rings of nodes. Node ``2 slot`` is a slot, node ``2 number + 1`` the beginning of a list.
     """
