@@ -41,7 +41,7 @@
     layout.yaxis = Object.assign({}, axis, { showticklabels: false, ticks: "", automargin: false });
     layout.margin = Object.assign({}, layout.margin, { l: 12 });
     layout.annotations = (layout.annotations || []).concat(names.map(function (name, index) {
-      return { text: name, x: 0, xref: "paper", xanchor: "left", y: places[index], yshift: 10, showarrow: false, font: { size: 11 } };
+      return { text: name, x: 0, xref: "paper", xanchor: "left", y: places[index], yshift: 13, showarrow: false, font: { size: 11 } };
     }));
   }
   window.forerunTitle = function (layout, place, data) {

@@ -93,7 +93,7 @@ def parity_figure(data: ParityData) -> go.Figure:
             hover = "measured %{x:.4s} us, predicted %{y:.4s} us"
             add_points(figure, measured, predicted, f"{regime}-bound", marker, hover)
     axes = _parity_axes(figure, low, high, "us", {"dtick": 1, "tickformat": "~s"} if high > 100 * low else {})
-    caption = f"{data.rows:,} kernels, MAPE {data.mape:.1f} %"
+    caption = f"{data.rows:,} kernels, MAPE {data.mape:.1f} %; dotted: 20 % off"
     return captioned(figure, "Parity", caption, data.basis, 560, *axes, legend_itemsizing="constant")
 
 
@@ -188,6 +188,8 @@ def coverage_figure(data: ScoresData) -> go.Figure:
     return captioned(figure, "Coverage", "90 % would be right", data.basis, 160 + 30 * max(3, len(part)), *axes)
 
 
+FEW_POINTS = 100
+"""Maximum number of points that are drawn large."""
 MOST_GROUPS = 6
 """Number of groups with a separate colour; further groups share one."""
 _GROUP_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY)
@@ -252,7 +254,7 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
     names = np.array(data.name)
     for index, (label, part) in enumerate(parts):
         colour = GREY if index >= len(named) else _GROUP_COLOURS[index]
-        marker = {"color": colour, "size": 6, "opacity": 0.7}
+        marker = {"color": colour, "size": 9 if len(data.measured) <= FEW_POINTS else 6, "opacity": 0.8}
         hover = f"%{{text}}<br>measured %{{x:.4g}} {unit}, predicted %{{y:.4g}} {unit}<extra></extra>"
         add_points(figure, data.measured[part], data.predicted[part], label, marker, hover, text=names[part])
     low = float(min(data.measured.min(), data.predicted.min()))
@@ -262,7 +264,8 @@ def serving_parity_figure(data: ServingParity) -> go.Figure:
         ticks["dtick"] = 1 if high > 40 * low else "D2"
     axes = _parity_axes(figure, low, high, unit, ticks)
     what = "steps" if data.metric == "step_ms" else "runs"
-    return captioned(figure, title, f"{len(data.measured):,} {what}, MAPE {data.mape:.1f} %", data.basis, 520, *axes)
+    caption = f"{len(data.measured):,} {what}, MAPE {data.mape:.1f} %; dotted: 20 % off"
+    return captioned(figure, title, caption, data.basis, 520, *axes, legend_itemsizing="constant")
 
 
 def _group(run: Json) -> str:
@@ -282,7 +285,7 @@ def errors_figure(rows: Sequence[ErrorRow]) -> go.Figure:
             marker = {"color": colour, "size": 8, "opacity": 0.65}
             add_points(figure, errors, words, basis, marker, "%{text}: %{x:.1f} %<extra></extra>", text=names)
     middles = [float(np.median([row.mape for row in group])) for group in groups.values()]
-    marker = {"symbol": "line-ns-open", "size": 18, "color": GREY, "line": {"width": 3}}
+    marker = {"symbol": "line-ns-open", "size": 9, "color": GREY, "line": {"width": 3}}
     hover = "half within %{x:.1f} %<extra></extra>"
     add_points(figure, middles, list(groups), "half are below", marker, hover)
     x = {"title": "mean absolute error (%)", "type": "log", "dtick": "D2", "tickformat": "~g"}

@@ -126,7 +126,8 @@ def roofline_figure(data: RooflineData) -> go.Figure:
         at = [point.intensity for point in part], [point.flops_per_s for point in part]
         add_points(figure, *at, phase, marker, hover, customdata=shown)
     titles = ("arithmetic intensity (FLOP/byte)", "FLOP/s")
-    axes = ({"title": title, "type": "log", "tickformat": "~s", "dtick": 1} for title in titles)
+    looks = zip(titles, ("~g", "~s"), strict=True)
+    axes = ({"title": title, "type": "log", "tickformat": ticks, "dtick": 1} for title, ticks in looks)
     caption = "circle GEMM, diamond attention; size: share of the step"
     return captioned(figure, "Roofline", caption, data.basis, 540, *axes, hovermode="closest")
 

@@ -127,7 +127,7 @@ def crossover_figure(grid: SpeculationGrid) -> go.Figure:
     for index, tokens in enumerate(grid.draft_tokens):
         thick = {
             "width": 1.2 + 2.6 * index / max(1, count - 1),
-            "opacity": 0.45 + 0.55 * index / max(1, count - 1),
+            "opacity": 0.7 + 0.3 * index / max(1, count - 1),
         }
         hover = "batch %{x}: %{y:.3f} x"
         add_line(figure, grid.batches, grid.by_batch[index], f"K={tokens}", colour, hover, **thick)
@@ -165,7 +165,7 @@ def acceptance_figure(data: AcceptanceData) -> go.Figure:
         colour, dash = method_line(published.method)
         name = f"<b>{curve.name}</b><br>"
         chosen = curve.name == data.chosen
-        opacity = 1.0 if chosen or data.chosen is None else 0.5
+        opacity = 1.0 if chosen or data.chosen is None else 0.65
         figure.add_scatter(
             x=curve.draft_tokens,
             y=curve.length,

@@ -185,11 +185,11 @@ def run_replay_tables(document: Document) -> list[Table]:
     if len(document["runs"]) == 1:
         shown += [metric for metric in document["runs"][0]["error"] if metric not in METRIC_WORDS]
     engines = {run_engine(run) for run in document["runs"]}
-    beside = ["run", "load", *(["engine"] if len(engines) > 1 else [])]
+    beside = ["run", *(["engine"] if len(engines) > 1 else []), "load"]
     columns: Sequence[str] = [*beside, *(word for metric in shown for word in (_column(metric), "predicted"))]
     runs: list[list[Value]] = []
     for run in document["runs"]:
-        cells: list[Value] = [run["name"], run_load(run), run_engine(run)][: len(beside)]
+        cells: list[Value] = [run["name"], *([run_engine(run)] if len(engines) > 1 else []), run_load(run)]
         runs.append([*cells, *(cell for metric in shown for cell in _judged(run, metric))])
     interval = " with its 90 % interval" if any(run["interval90"] for run in document["runs"]) else ""
     engine = f" of {engines.pop()}" if len(engines) == 1 < len(document["runs"]) else ""

@@ -17,7 +17,7 @@
     window.forerunTables(place);
   }
   var system = window.matchMedia("(prefers-color-scheme: dark)");
-  function narrow() { return window.innerWidth < 560; }
+  var phone = window.matchMedia("(width < 560px)");
 
   places.forerun = {
     scheme: function (choice) {
@@ -26,13 +26,14 @@
         places.set_props("scheme", { data: look() });
         places.set_props("theme", { forceColorScheme: look() });
       };
+      phone.onchange = function () { places.set_props("scheme", { data: look() }); };  // figures are drawn anew
       return [look(), look()];
     },
     draw: function (spec, scheme, templates) {
       var id = places.callback_context.outputs_list[0].id;
       var card = document.getElementById(JSON.stringify({ kind: "card", name: id.name, page: id.page }));
       var figure = card && card.querySelector(".figure");
-      var now = JSON.stringify([spec, scheme, narrow()]);
+      var now = JSON.stringify([spec, scheme, phone.matches]);
       if (card && card.drawn === now) { return [places.no_update, places.no_update]; }
       if (card) { card.drawn = now; }
       if (!spec) { return [{ data: [], layout: {} }, { display: "none" }]; }
@@ -40,7 +41,7 @@
       var data = spec.data;
       delete layout.width;
       delete layout.height;
-      if (narrow()) {
+      if (phone.matches) {
         layout.margin = Object.assign({ r: 20 }, layout.margin);
         data = data.map(function (trace) {
           if (trace.type !== "heatmap") { return trace; }

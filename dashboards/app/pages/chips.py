@@ -76,7 +76,7 @@ def chips_figure(curves: dict[str, ChipCurve], title: str) -> go.Figure:
             hover = "%{y:.4g} at %{x:.3g} tokens/s per user"
             add_line(figure, curve.per_user, values, name, colour, hover, **look, showlegend=row == 1, row=row, col=1)
     for row, metric in enumerate((PER_CHIP, PER_MILLION), start=1):
-        figure.update_yaxes(title=AXIS_WORDS[metric], type="log", row=row, col=1)
+        figure.update_yaxes(title=AXIS_WORDS[metric], type="log", tickformat="~s" if row == 1 else "~g", row=row, col=1)
     figure.update_xaxes(title=AXIS_WORDS[PER_USER], row=2, col=1)
     caption = f"{title}; points: 1, 2, 4 ... concurrent requests on one replica"
     basis = weakest([curve.basis for curve in curves.values()])
