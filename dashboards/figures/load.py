@@ -198,6 +198,7 @@ def hours_figure(data: HoursData) -> go.Figure:
         figure.add_bar(
             x=at,
             y=[hour[key] for hour in data.hours],
+            xperiod=3_600_000,  # milliseconds, on a clock: a bar stands over its hour
             name=("requests/s", "replicas")[row - 1],
             marker={"color": COLOURS["waiting" if row == 1 else "running"]},
             hovertemplate="%{y:.3~g} from %{x}<extra></extra>",

@@ -450,12 +450,11 @@ def waterfall_figure(data: WaterfallData) -> go.Figure:
         shown = np.column_stack([data.row, (end - begin) * 1e3])
         hover = "request %{customdata[0]}: %{customdata[1]:.4~s} ms"
         add_bars(figure, end - begin, places, marker, hover, base=begin, name=name, customdata=shown)
-    y = {"title": "request, in order of arrival", "autorange": "reversed", "showticklabels": False, "ticks": ""}
+    y: Look = {"title": "request, in order of arrival", "autorange": "reversed", "ticks": "", "tickvals": []}
     if data.marked is not None:
         place = int(np.flatnonzero(data.row == data.marked)[0])
         figure.add_hrect(y0=place - 0.5, y1=place + 0.5, fillcolor=COLOURS["tokens"], opacity=0.25, line_width=0)
-        at = {"x": 1, "xref": "paper", "y": place, "xanchor": "right", "yanchor": "bottom"}
-        figure.add_annotation(text=f"request {data.marked}", showarrow=False, **at)
+        y |= {"tickvals": [place], "ticktext": [str(data.marked)]}
     part = f"{len(data.row)} of {data.completed:,}" if len(data.row) < data.completed else f"all {data.completed:,}"
     look = {"barmode": "overlay", "bargap": 0.2, "hovermode": "closest"}
     return captioned(figure, "Requests", f"{part} completed", data.basis, 480, "simulated seconds", y, **look)
@@ -596,7 +595,7 @@ def columns_figure(runs: Mapping[str, RunFolder], x: str, y: str) -> go.Figure:
         across, up = (column_values(run, column, each) for column in (x, y))
         known = np.flatnonzero(np.isfinite(across) & np.isfinite(up))  # a failed request has no latency
         kept = known[evenly(len(known), MOST_POINTS)]
-        marker = {"color": colour, "size": 5 if each else 11, "opacity": 0.6 if each else 1.0}
+        marker = {"color": colour, "size": 5 if each else 11, "opacity": 0.8 if each else 1.0}
         add_points(figure, across[kept], up[kept], name, marker, "%{x:.4g}, %{y:.4g}")
     caption = f"one point a {'request' if each else 'run'}, {len(runs)} run{'s' * (len(runs) != 1)}"
     axes = (x.removeprefix(OF_RUNS), y.removeprefix(OF_RUNS))

@@ -529,7 +529,7 @@ def pareto_figure(data: ParetoData) -> go.Figure:
 
     for group, colour in colours.items():
         own = sorted((p for p in data.points if p.group == group), key=lambda p: p.x)
-        add([p for p in own if not p.on_front], group, colour, {"size": 6, "opacity": 0.3}, legendgroup=group,
+        add([p for p in own if not p.on_front], group, colour, {"size": 6, "opacity": 0.55}, legendgroup=group,
             showlegend=False)  # fmt: skip
         add([p for p in own if p.on_front], group, colour, {}, line={"color": colour, "width": 2}, legendgroup=group)
         figure.data[-1].mode = "lines+markers"
