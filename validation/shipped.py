@@ -165,6 +165,7 @@ def loop_runs() -> list[MeasuredRun]:
             model="llama-3.1-8b",
             chip="h100-sxm",
             framework="trtllm",
+            framework_version="1.0.0rc3",
             process="closed-loop",
             prefix_caching=False,
             max_num_seqs=int(row["max_concurrency"]),
