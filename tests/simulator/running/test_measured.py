@@ -58,7 +58,7 @@ def test_one_run_moves_medians_and_narrows_intervals_at_other_loads(tmp_path, pl
         for metric in METRICS:
             moved = after.summary[metric] / before.summary[metric]
             assert 1.09 < (1 / moved if metric == "output_throughput" else moved) < 1.3, metric
-            assert width(after, metric) < 0.9 * width(before, metric), metric
+            assert width(after, metric) < 0.95 * width(before, metric), metric
         learnt = after.document["model_error"]["learnt"]
         assert learnt["decode"]["low"] < learnt["decode"]["value"] < learnt["decode"]["high"]
         assert any("1 measured run of this deployment" in note for note in after.notes + tuple(after.document["notes"]))
