@@ -214,6 +214,14 @@ def _refuse_clairvoyance(scenario: ScenarioFields, parts: Mapping[str, ScenarioF
             for field, setting in evictions_of(part).items():
                 if setting.rule.clairvoyant:
                     raise ForerunError(f"{field}: {setting.name} cannot know what {name} change; remove one of the two")
+    for part in parts.values():
+        caches = part.hardware.replicas * part.hardware.attention_data_parallel
+        for field, setting in evictions_of(part).items() if caches > 1 else ():
+            if setting.rule.clairvoyant and field != "kv_store.eviction":
+                raise ForerunError(
+                    f"{field}: {setting.name} cannot know which of {caches} caches will serve which requests; "
+                    "take one replica without attention groups"
+                )
 
 
 def refuse_open_ended(pools: Iterable[Pool]) -> None:
