@@ -16,6 +16,7 @@ from forerun.document import Json
 from forerun.errors import ArgumentError, ForerunError, WorkerDiedError
 from forerun.workers import study_workers
 from hwprofiles import weakest
+from simulator.running.build import build_run
 from simulator.running.metrics import combine_replications
 from simulator.running.refusals import evictions_of
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario, load_scenario, place_of
@@ -404,9 +405,11 @@ def _eviction_bounds(variants: Sequence[Variant], bases: Mapping[str, str]) -> d
     for one in variants:
         if varied and one.name in bases.values() and one.name not in bounds:
             words = "belady (bound)" if len(set(bases.values())) == 1 else f"belady (bound), {one.name}"
-            with suppress(ForerunError):  # where nobody knows which server will have which requests
+            with suppress(ForerunError):  # refused where nobody knows which server will have which requests
                 values = {field: "belady" for field in varied if field in evictions[one.name]}
-                bounds[one.name] = Variant(words, {}, one.scenario.with_values(values))
+                bound = Variant(words, {}, one.scenario.with_values(values))
+                build_run(bound.scenario)
+                bounds[one.name] = bound
     return bounds if varied else None
 
 
