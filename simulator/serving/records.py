@@ -273,7 +273,7 @@ class StoreReport:
     read_busy: float | None
     """Share of the run in which the lanes towards the chips carry copies; 1 also where copies outlast the run."""
     write_busy: float | None
-    """As ``read_busy``, of the other direction."""
+    """Share of the run in which the lanes away from the chips carry copies; 1 also where copies outlast the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class Sequence:
     swapped_blocks = cython.declare(cython.longlong, visibility="public")
     """Number of the sequence's blocks in host memory."""
     ready_s = cython.declare(cython.double, visibility="public")
-    """When its KV has arrived from another replica, or from a store."""
+    """Time at which its KV has arrived from another replica, or from a store."""
     group = cython.declare(cython.longlong, visibility="public")
     """Attention group that serves it."""
 

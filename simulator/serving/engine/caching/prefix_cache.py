@@ -230,7 +230,7 @@ class PrefixCache(NoPrefixCache):
 
     @cython.ccall
     def match_chip(self, request: cython.longlong, tokens: cython.longlong) -> tuple[int, int, int]:
-        """As ``match``, without the stores."""
+        """The cached start of a prompt on the chip alone, with the arguments and the result of ``match``."""
         self._reach, self._seen_request = 0, -1
         spared: cython.longlong = self._match(request, tokens)
         self._reach, self._seen_request = len(self._tiers), -1

@@ -151,7 +151,7 @@ class Store:
     @cython.exceptval(-2, check=True)
     @cython.ccall
     def visit(self, hash_block: cython.longlong, walk: cython.longlong, now: cython.double) -> cython.longlong:
-        """As ``held``, along a prompt; -1 if this walk has been here before."""
+        """KV blocks that ``held`` gives, along a prompt; -1 if this walk has been here before."""
         blocks: cython.longlong = self.held(hash_block, now)
         if blocks:
             slot: cython.longlong = self._hash_blocks.find(hash_block)
