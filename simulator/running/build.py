@@ -496,6 +496,11 @@ class _Replica:
         fused = getattr(drafter, "fused_hidden_states", 0)
         return timing.PipelineTimer(first, drafter, later=tuple(later), link=link, fused_hidden_states=fused)
 
+    def _keeps_window_blocks(self, framework: Framework) -> bool:
+        """True if blocks that a window has passed stay in the prefix cache."""
+        until = framework.window_blocks_until
+        return until is not None and not reaches(self.engine.framework, self.engine.release, until)
+
     def _limits(self, memory: timing.MemoryPlan, drafting: _Drafting, framework: Framework) -> EngineLimits:
         engine, groups = self.engine, self.hardware.attention_data_parallel
         num_blocks, servers = memory.num_blocks // groups, engine.api_server_count * groups
@@ -505,6 +510,7 @@ class _Replica:
             block_size=engine.page_tokens,
             num_blocks=num_blocks,
             page_tokens=memory.page_tokens,
+            window_blocks=memory.window_blocks if self._keeps_window_blocks(framework) else 0.0,
             watermark_blocks=int(engine.kv_watermark * num_blocks),
             max_model_len=engine.max_model_len or self.architecture.max_position,
             chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,

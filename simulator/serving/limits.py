@@ -48,6 +48,8 @@ class EngineLimits:
     page_tokens: int = 0
     """Tokens for which whole blocks are allotted together, and after which a recurrent state is kept for the prefix
     cache; 0 = one block's."""
+    window_blocks: float = 0.0
+    """Blocks that each cached block adds to the prefix cache when a sliding window has passed it; 0 = none."""
     scheduler_steps: int = 1
     """Decode steps of a batch that run before requests are admitted again."""
     schedules_ahead: bool = False

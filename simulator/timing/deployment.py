@@ -463,6 +463,16 @@ class Deployment:
             return ()
         return tuple((window, size) for window, size in windows if window is not None)
 
+    @property
+    def caches_by_window(self) -> dict[int | None, tuple[int, float]]:
+        """Number of layers, and KV bytes of one token on ONE chip, of each window; window None: never dropped."""
+        caches: dict[int | None, tuple[int, float]] = {}
+        for mixer, layers in self._mixers:
+            for window, size in self._cached(mixer):
+                count, total = caches.get(window, (0, 0.0))
+                caches[window] = (count + layers, total + layers * size)
+        return caches
+
     def _kv_by_window(self) -> list[tuple[int | None, float]]:
         """Window and KV bytes per token of every group of layers that caches keys."""
         return [(window, count * size) for mixer, count in self._mixers for window, size in self._cached(mixer)]

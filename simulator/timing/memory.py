@@ -51,6 +51,8 @@ class MemoryPlan:
     """Tokens of a page, for which blocks are allocated together; 0 = tokens of one block."""
     padding_bytes: float = 0.0
     """Unused bytes of key pages, which are padded to the size of a recurrent state."""
+    window_blocks: float = 0.0
+    """Blocks that the layers with a window take for each block of the others, without windows."""
 
     @property
     def split(self) -> dict[str, float] | None:
@@ -84,23 +86,44 @@ class HybridPages(NamedTuple):
 def hybrid_pages(deployment: Deployment, block_size: int) -> HybridPages | None:
     """Pages of a model with attention and recurrent layers; None if it lacks either, or for other engines than vLLM.
 
-    A page of keys has the size of a state, in whole blocks, and a state is padded to it. Layers form groups of equal
-    size: the smaller layer count of the two kinds, or the larger if it is less than a quarter more.
+    A page of keys has the size of a state, in whole blocks, and a state is padded to it.
 
     Args:
         deployment: the model.
         block_size: tokens of a block.
 
-    Source: vLLM v0.11, ``HybridAttentionMambaModelConfig`` and ``_get_kv_cache_groups_uniform_page_size``.
+    Source: vLLM v0.11, ``HybridAttentionMambaModelConfig``.
     """
     (caching, token_bytes), (recurrent, state_bytes) = deployment.caching_layers, deployment.recurrent_layers
     if not caching or not recurrent or deployment.framework.kernel_library != "vllm":
         return None
     tokens = block_size * max(1, math.ceil(state_bytes / (block_size * token_bytes)))
-    few, many = sorted((caching, recurrent))
-    layers = many if many < NEARLY_AS_MANY * few else few
+    layers = layers_per_group(caching, recurrent)
     groups = (math.ceil(caching / layers), math.ceil(recurrent / layers))
     return HybridPages(tokens, layers * tokens * token_bytes, *groups)
+
+
+def layers_per_group(*counts: int) -> int:
+    """Layers of a group of vLLM's cache manager, for layers of several kinds.
+
+    The smallest number of layers of a kind counts, or the largest if it is less than a quarter more.
+
+    Source: vLLM v0.11, ``_get_kv_cache_groups_uniform_page_size``.
+    """
+    return max(counts) if max(counts) < NEARLY_AS_MANY * min(counts) else min(counts)
+
+
+def window_blocks(deployment: Deployment) -> float:
+    """Size of the windowed layers' part of a block in vLLM's pool, in blocks of the layers without a window.
+
+    Layers form groups of equal size, the last one of a kind padded, and each group has a page of a block.
+    """
+    kinds = deployment.caches_by_window
+    if None not in kinds or len(kinds) == 1:
+        return 0.0
+    layers = layers_per_group(*(count for count, _ in kinds.values()))
+    padded = {window: math.ceil(count / layers) * layers / count * size for window, (count, size) in kinds.items()}
+    return (sum(padded.values()) - padded[None]) / padded[None]
 
 
 def activation_bytes(deployment: Deployment, max_tokens: int, max_sampled: int, max_context: int = 0) -> float:
@@ -361,6 +384,7 @@ def _plan_stage(
         overridden=num_kv_blocks is not None,
         page_tokens=page_tokens,
         padding_bytes=pages * (page - page_tokens * per_token) if hybrid is not None else 0.0,
+        window_blocks=window_blocks(deployment),
     )
 
 

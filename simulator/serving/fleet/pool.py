@@ -301,5 +301,6 @@ class ReplicaBuilder:
                 clock=self._clock(replica),
                 recompute_s=pool.recompute_s,
                 first_walk=(replica * groups + group) << 36,
+                window_blocks=pool.limits.window_blocks,
                 eviction=self._policy(pool.eviction, replica),
             )

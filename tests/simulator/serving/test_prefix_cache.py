@@ -8,9 +8,9 @@ from simulator.serving.engine import HolderIndex, Lane, PrefixCache, Store, Tier
 from traces import PrefixHashes
 
 
-def cache_of(lists, per_block=32, block_size=16, prompts=None):
+def cache_of(lists, per_block=32, block_size=16, prompts=None, **more):
     prompts = prompts or [len(hashes) * per_block for hashes in lists]
-    return PrefixCache(PrefixHashes.from_lists(lists, per_block), block_size, prompts)
+    return PrefixCache(PrefixHashes.from_lists(lists, per_block), block_size, prompts, **more)
 
 
 def serve(cache, request, tokens):
@@ -47,6 +47,43 @@ def test_blocks_never_go_negative_and_end_idle(lists, capacity):
     for request, mine in held:
         cache.release(request, mine)
     assert cache.shared_blocks == 0
+
+
+@given(st.integers(1, 6), st.sampled_from([0.0, 0.5, 1.0, 2.5, 6.0]), st.integers(0, 300))
+def test_blocks_that_windows_passed_age_the_others(size, window_blocks, capacity):
+    """Of prompts without a common block, as many last as fit with their windows' blocks, which leave first.
+
+    A prompt of n blocks leaves n w passed ones; then its own follow, of which the last tokens' leave first.
+    """
+    prompts = 40
+    cache = cache_of([[100 * n + part for part in range(size)] for n in range(prompts)], window_blocks=window_blocks)
+    for n in range(prompts):
+        assert serve(cache, n, 32 * size) == 0
+        cache.shrink(capacity)
+        assert 0 <= cache.idle_blocks <= capacity
+    each = int(2 * size * (1 + window_blocks))
+    assert cache.idle_blocks <= prompts * each
+    whole, rest = divmod(capacity, each)
+    kept = [cache.match(n, 10**6)[0] for n in range(prompts)]
+    if window_blocks in (0.0, 1.0, 6.0):
+        last = [size] * min(whole, prompts)
+        assert kept[prompts - len(last) :] == last
+        assert sum(kept[: prompts - len(last)]) == (min(size, rest // 2) if len(last) < prompts else 0)
+
+
+def test_passed_blocks_are_in_no_index_and_in_no_store():
+    lists = [[1, 2, 3], [4, 5, 6]]
+    index = HolderIndex(PrefixHashes.from_lists(lists, 32))
+    store, space = Store(10**6), StoreSpace(num_blocks=10**6, block_bytes=16.0, read_bytes_per_s=1e9)
+    tier = Tier(store, Lane(0.0, 1e9), Lane(0.0, 1e9), space)
+    cache = cache_of(lists, tiers=(tier,), index=index, window_blocks=3.0)
+    for request in range(2):
+        serve(cache, request, 96)
+    assert cache.idle_blocks == 2 * 6 * 4
+    cache.shrink(0)
+    assert cache.idle_blocks == 0
+    assert index.leading(0, [0]) == [0]
+    assert store.used_blocks == 12
 
 
 class RadixTree:

@@ -12,6 +12,8 @@ from hwprofiles.dtypes import dtype_name
 from simulator.llm import load_architecture
 from simulator.llm.load import catalogue_model
 from simulator.running.build import build_replica
+from simulator.running.run import simulate
+from simulator.running.scenario import scenario_from
 from simulator.timing import StepTimer, load_framework
 from simulator.timing.releases import framework_of_version
 
@@ -116,3 +118,32 @@ def test_early_sglang_is_slow_with_fp8_experts_on_cdna_3(framework, chip, weight
 def test_later_releases_broadcast_beside_the_device(release, exposed_s):
     scenario = plain_scenario(engine={"framework": "trtllm", "release": release}, hardware={"tensor_parallel": 2})
     assert build_replica(scenario, seed=0).main.timer.target.deployment.framework.rank_s == exposed_s
+
+
+@pytest.mark.parametrize(("model", "engine", "blocks"), [
+    ("gpt-oss-20b", {"framework": "vllm"}, 1.0), ("gpt-oss-20b", {"framework": "vllm", "release": "0.28.1"}, 1.0),
+    ("gpt-oss-20b", {"framework": "vllm", "release": "0.29.0"}, 0.0), ("gpt-oss-20b", {"framework": "sglang"}, 0.0),
+    ("gpt-oss-20b", {"framework": "vllm-0.11"}, 1.0), ("qwen3-8b", {"framework": "vllm"}, 0.0),
+])  # fmt: skip
+def test_blocks_that_windows_passed_stay_in_the_cache_of_earlier_vllm(model, engine, blocks):
+    assert build_replica(plain_scenario(model, engine=engine)).main.limits.window_blocks == blocks
+
+
+def test_windows_leave_half_of_the_cache_to_prompts_of_gpt_oss():
+    """All of 24 prefixes of 256 blocks fit, but not with their windows' blocks, of which a larger cache holds as much."""
+    shared = {"groups": 24, "prompts": 6, "system_tokens": 4096, "question_tokens": 16}
+    workload = {"shared_prefixes": shared, "output_tokens": 1, "arrivals": {"stages": [{"rate": 4, "seconds": 36}]}}
+    hits = {}
+    for release in ("0.28", "0.29"):
+        for blocks in (6600, 18_000):
+            engine = {"framework": "vllm", "release": release, "num_kv_blocks": blocks}
+            data = {"model": "gpt-oss-20b", "hardware": {"chip": "h100-sxm"}, "engine": engine, "workload": workload}
+            scenario = scenario_from(data, "test")
+            compiled, interpreted = (
+                simulate(scenario.with_values({"engine.stepping": stepping}), 1).requests.columns()
+                for stepping in ("fast", "exact-steps")
+            )
+            assert all(column.tobytes() == interpreted[name].tobytes() for name, column in compiled.items())
+            hits[release, blocks] = int(compiled["cached_tokens"].sum())
+    assert hits["0.28", 6600] < 0.7 * hits["0.29", 6600]
+    assert hits["0.28", 18_000] == hits["0.29", 18_000] == hits["0.29", 6600]

@@ -12,7 +12,7 @@ from forerun.errors import ForerunError
 from hwprofiles import load_link
 from simulator.running.step_time import StepTime
 from simulator.timing import RemoteDrafter, SequentialDrafter, StepTimer, fit_separate_processes
-from simulator.timing.memory import activation_bytes, window_bytes
+from simulator.timing.memory import activation_bytes, window_blocks, window_bytes
 
 GB = 1e9
 SMALL_STEPS = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.9}
@@ -268,3 +268,21 @@ class TestWindows:
         groups = replace(self.ONE, attention_data_parallel=4, expert_parallel=4)
         grouped, single = (window_bytes(one, 50 * GB, self.SIZE, 1, 9, 16) for one in (groups, self.ONE))
         assert grouped == single
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [
+        ("gpt-oss-120b", 1),
+        ("gemma-3-27b", 6),
+        ("gemma-4-31b", 10),
+        ("mimo-v2-flash", 10),
+        ("qwen3-32b", 0),
+        ("phi-3-mini-4k", 0),
+    ],
+)
+def test_groups_of_windowed_layers(model, blocks):
+    """Gemma 3 27B: 52 layers with a window in groups of the 10 without, the last one padded; Gemma 4's windowed
+    layers cache twice the bytes of the others, as do MiMo's, 39 in groups of 9.
+    """
+    assert window_blocks(deployment(model, "h200-sxm", 1)) == pytest.approx(blocks)

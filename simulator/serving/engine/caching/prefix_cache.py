@@ -113,6 +113,8 @@ class PrefixCache(NoPrefixCache):
         page_tokens: tokens after which a recurrent state is kept, the only places where a hit may end; 0 = those of a
             block.
         eviction: policy of eviction, and the hash blocks of all requests; None: LRU.
+        window_blocks: KV blocks of layers with a window that stay cached for each block computed. Nothing is found by
+            them alone, but they age the others in LRU order; other policies evict them at once.
     """
 
     _order: EvictionOrder | None
@@ -143,6 +145,11 @@ class PrefixCache(NoPrefixCache):
     _hash_block_tokens: cython.longlong
     _whole: cython.longlong
     """KV blocks per full hash block."""
+    _window_blocks: cython.double
+    _owed: cython.double
+    """Fraction of a block that windows have passed and that no whole block stands for yet."""
+    _passed: cython.longlong
+    """Number of hash blocks that windows have passed so far; its negative names the latest."""
     _walks: cython.longlong
     _matched: cython.longlong
     """Counts of the latest lookup: hash blocks found; KV blocks: all, on the chip, in use there; hash blocks there."""
@@ -175,6 +182,7 @@ class PrefixCache(NoPrefixCache):
         recompute_s: tuple[float, float] = (0.0, 0.0),
         first_walk: int = 0,
         eviction: tuple[Eviction, PrefixHashes] | None = None,
+        window_blocks: float = 0.0,
     ) -> None:
         tier: Tier
         NoPrefixCache.__init__(self)
@@ -202,7 +210,8 @@ class PrefixCache(NoPrefixCache):
         self._block_size, self._hash_block_tokens = block_size, hashes.block_tokens
         self._page_tokens = page_tokens or block_size
         self._whole = self._hash_block_tokens // self._block_size
-        self._walks = first_walk
+        self._walks, self._passed = first_walk, 0
+        self._window_blocks, self._owed = (window_blocks if eviction is None else 0.0), 0.0
         self._matched = self._blocks = self._here = self._in_use = self._kept_here = self._changes = 0
         self._seen_request = self._seen_tokens = self._seen_changes = self._seen_spared = -1
         self._seen_s = 0.0
@@ -400,6 +409,19 @@ class PrefixCache(NoPrefixCache):
         if self._index is not None and blocks == self._whole:
             self._index.add(hash_block, self._replica)
 
+    @cython.cfunc
+    def _keep_passed(self, passed: cython.double) -> None:
+        """Add KV blocks that windows have passed, which nobody uses.
+
+        Source: vLLM's ``SlidingWindowManager``, which frees them at the end of the LRU list under their hashes.
+        """
+        self._owed += passed
+        blocks: cython.longlong = int(self._owed)
+        self._owed -= blocks
+        self._passed += 1
+        self._hash_blocks.line_up(self._hash_blocks.put(-self._passed, blocks))
+        self.idle_blocks += blocks
+
     @cython.ccall
     def hold(self, request: cython.longlong, hash_blocks: cython.longlong) -> None:
         """Let a request use cached hash blocks. Hash blocks in stores are copied to blocks that the request counts as
@@ -511,6 +533,8 @@ class PrefixCache(NoPrefixCache):
             if blocks <= 0 or self._hash_blocks.find(hash_block) >= 0:
                 break
             self._keep_unit(hash_block, blocks)
+            if self._window_blocks:
+                self._keep_passed(blocks * self._window_blocks)
             if self._saves:
                 self._unsaved.append((hash_block, blocks))
             hash_blocks += 1
@@ -550,8 +574,10 @@ class PrefixCache(NoPrefixCache):
             hash_block, blocks = self._hash_blocks.hash_block[slot], self._hash_blocks.blocks[slot]
             self._hash_blocks.step_out(slot)
             self._hash_blocks.remove(slot)
-            self._changes += 1
             self.idle_blocks -= blocks
+            if hash_block < 0:
+                continue
+            self._changes += 1
             if self._index is not None and blocks == self._whole:
                 self._index.drop(hash_block, self._replica)
             if self._evicts_to is not None:
