@@ -130,7 +130,7 @@ def test_blocks_that_windows_passed_stay_in_the_cache_of_earlier_vllm(model, eng
 
 
 def test_windows_leave_half_of_the_cache_to_prompts_of_gpt_oss():
-    """All of 24 prefixes of 256 blocks fit, but not with their windows' blocks, of which a larger cache holds as much."""
+    """All of 24 prefixes of 256 blocks fit, but not with the blocks of their windows; in a larger cache they do."""
     shared = {"groups": 24, "prompts": 6, "system_tokens": 4096, "question_tokens": 16}
     workload = {"shared_prefixes": shared, "output_tokens": 1, "arrivals": {"stages": [{"rate": 4, "seconds": 36}]}}
     hits = {}
