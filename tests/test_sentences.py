@@ -1,6 +1,7 @@
 """First sentences of docstrings: short, and with a subject of their own."""
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -63,6 +64,32 @@ def test_first_sentences_are_short_and_name_their_subject():
                 if wanting(sentence) and sentence not in EXCEPTIONS:
                     short_of[place] = sentence
     assert short_of == {}
+
+
+SECTIONS = re.compile(r"^( *)(?:Args|Raises):\n((?:\1    .+\n?)+)", re.MULTILINE)
+ITEM = re.compile(r"[\w*., \"()]+: ")
+
+
+def merged_items(docstring: str) -> list[str]:
+    """Lines of Args and Raises that neither begin an item nor continue one, or that begin a second one."""
+    wrong = []
+    for section in SECTIONS.finditer(inspect.cleandoc(docstring)):
+        lines = section[2].splitlines()
+        names = {name for line in lines for name in re.findall(r"(?:^|\. )(\w+): ", line.strip())}
+        own = len(section[1]) + 4
+        wrong += [line for line in lines if line[own] != " " and not ITEM.match(line.strip())]
+        wrong += [line for line in lines for name in names if f". {name}: " in line]
+    return wrong
+
+
+def test_every_argument_has_a_line_of_its_own():
+    paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "build" not in path.parts)
+    wrong = {place: lines for path in paths for place, text in docstrings(path) if (lines := merged_items(text))}
+    assert wrong == {}
+    assert merged_items("Do it.\n\nArgs:\n    a: one. b: two.\n    c: three,\n    four.\n") == [
+        "    four.",
+        "    a: one. b: two.",
+    ]
 
 
 BOOLEANS = re.compile(r"\b(?:bool|BoolArray|TypeGuard|bint)\b|^(?:True|False)$")

@@ -335,7 +335,7 @@ def computing_time(xp: Functions, split: KvSplit, cores: float, keys: Num, key_s
         keys: keys per work item, padding included.
         key_s: seconds of an item for one key.
         pair_share: slowdown of an item while the other core of its pair is busy: in all waves except a last one with at
-        most half the cores.
+            most half the cores.
 
     >>> from hwprofiles.formulas import SCALAR
     >>> split = KvSplit(items=8, row_tiles=1, rows=16, splits=8, waves=1)

@@ -47,7 +47,7 @@ def from_gguf(path: Path) -> Architecture:
 
     Raises:
         ForerunError: no package gguf, a damaged file or a missing part, an unknown architecture, or tensors that do not
-        match the metadata.
+            match the metadata.
     """
     header = read_header(path)
     for part in _other_parts(path, header):

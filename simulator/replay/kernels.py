@@ -142,7 +142,7 @@ def replay_kernels(
     Args:
         table: measured kernels, or a file or several files of them.
         kernels: the chip's kernel library, with or without the profile's learned correction (the other variant is
-        scored too if the profile has one); or a chip: its profile, catalogue name or file.
+            scored too if the profile has one); or a chip: its profile, catalogue name or file.
         split: score only the rows a fit under this split does not see.
         where: conditions such as ``n>=1024`` that a row must meet, if its operation has that column.
         library: kernel library, if ``kernels`` is a chip.

@@ -339,7 +339,8 @@ def _check_runs(
         words: description of the scenario, for messages.
         registered: the registry.
         entry: the plug-in as an entry of the registry.
-        replicas: number of replicas in the scenario. sections: further sections of the scenario.
+        replicas: number of replicas in the scenario.
+        sections: further sections of the scenario.
     """
     hardware = {"chip": "h100-sxm", "replicas": replicas}
     runs = []

@@ -159,11 +159,11 @@ def simulate(
         make_policy: builds a custom draft policy for each replica, in place of the scenario's policy; see
             ``simulator.speculation.DraftPolicy`` and ``check_policy``.
         factors: on assumed parameters, for sensitivity studies (see ``simulator.running.assumptions``); default: none.
-        stream: requests to serve in place of those that the scenario's workload describes. intervals: also estimate the
-        model error of the summary's figures, or of a function's figures of a run (see
-        ``simulator.running.metrics.uncertainty``). Simulates some of the requests seven more times: takes about as long
-        as the run from 1,500 requests on, up to seven times as long for a few hundred. cost_notes: with attention-level
-        speculation, note how far its assumed costs move decode steps, which takes
+        stream: requests to serve in place of those that the scenario's workload describes.
+        intervals: also estimate the model error of the summary's figures, or of a function's figures of a run (see
+            ``simulator.running.metrics.uncertainty``). Simulates some of the requests seven more times: takes about as
+            long as the run from 1,500 requests on, up to seven times as long for a few hundred.
+        cost_notes: with attention-level speculation, note how far its assumed costs move decode steps, which takes
             longer than a run of few requests.
         measured: benchmark results of the deployment, as in the scenario's ``measured``, which they replace.
 

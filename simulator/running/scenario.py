@@ -99,7 +99,7 @@ class Scenario(Section):
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
     kv_cache_dtype: str = "bf16"
     """Format of keys and values in the cache: bf16, fp8 or another format of the catalogue."""
-    hardware: HardwareConfig
+    hardware: HardwareConfig = Field(examples=[{"chip": "h100-sxm"}])
     engine: EngineConfig = Field(default_factory=EngineConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     """Parameters of ``engine.routing`` and admission limits of the router."""
@@ -116,7 +116,7 @@ class Scenario(Section):
     speculation: SpeculationConfig | None = None
     attention_speculation: AttentionSpeculationConfig | None = None
     """Attention-level speculation; needs ``hardware.speculative_parallel: 2``."""
-    workload: WorkloadConfig
+    workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-2023"}])
     measured: MeasuredConfig | None = None
     """Benchmark results of this deployment that every prediction takes into account; a list of files is enough."""
     slo: dict[str, PositiveFloat] = Field(default_factory=dict)
@@ -493,7 +493,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     kind, value, path = problem["type"], problem["input"], ".".join(_fields(problem["loc"]))
     message = in_words(problem)
     if kind == "missing":
-        return f"{path}: {message}"
+        missing = [p["loc"] for p in problems if p["type"] == "missing" and len(p["loc"]) == len(problem["loc"])]
+        return "; ".join(f"{'.'.join(_fields(loc))}: {message}{_example(model, loc)}" for loc in missing)
+    if path and kind in ("model_type", "dict_type"):
+        message += _example(model, problem["loc"])
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{path}: {message}; write {value:.0f} (got {value!r})"
     if kind in ("int_type", "int_parsing", "float_type", "float_parsing") and isinstance(value, str):
@@ -501,6 +504,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if kind == "literal_error" and isinstance(value, str):
         return f"{path}: {message}{did_you_mean(value, re.findall(QUOTED, message))} (got '{value}')"
     return f"{path + ': ' if path else ''}{message[0].lower() + message[1:]}{got(value, message)}"
+
+
+def _example(model: type[BaseModel], location: Sequence[int | str]) -> str:
+    """Hint with an example of a section, or an empty string."""
+    field = model.model_fields.get(str(location[0])) if len(location) == 1 else None
+    return f", for example {json.dumps(field.examples[0])}" if field is not None and field.examples else ""
 
 
 def _unknown_field(model: type[BaseModel], location: Sequence[int | str], value: object) -> str:

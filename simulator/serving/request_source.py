@@ -57,7 +57,8 @@ class DueRequests:
     """Requests sent to an engine that it has not seen yet. Its API server processes them one by one, in order.
 
     Args:
-        limits: limits of the replica, with the delays of its API server. log: log with the prompts' lengths.
+        limits: limits of the replica, with the delays of its API server.
+        log: log with the prompts' lengths.
     """
 
     known: Known | None = None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, did_you_mean
 from simulator.studies import public
 from simulator.studies.frame import StudyCommand
 
 GROUP = "forerun.studies"
+COMMANDS = {"run": "simulate", "replay": "replay_requests", "step": "StepTime"}
+"""Names of commands, with the name that Python has for what they do."""
 SEPARATE = dict.fromkeys(("race", "draft_pool", "rollouts"), "forerun-research")
 """Studies that Forerun contained earlier, with the distribution that contains them now."""
 
@@ -41,7 +44,8 @@ def load_name(name: str, package: str = "forerun") -> object:
         ForerunError: it cannot be imported, or a study has no ``@study`` decorator.
     """
     if name not in installed_names():
-        hint = f"; pip install {SEPARATE[name]}" if name in SEPARATE else ""
+        near = did_you_mean(COMMANDS.get(name, name), import_module(package).__all__)
+        hint = f"; pip install {SEPARATE[name]}" if name in SEPARATE else near
         raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
     point = installed_names()[name]
     try:

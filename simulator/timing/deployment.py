@@ -402,7 +402,7 @@ class Deployment:
 
         Args:
             drafted: draft tokens that a step verifies: a recurrence stores its state after each token, for rollback
-            (unfinished entries are projections of single tokens, which are dropped one by one).
+                (unfinished entries are projections of single tokens, which are dropped one by one).
         """
         return sum(
             count

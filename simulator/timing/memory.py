@@ -171,7 +171,8 @@ def fit_separate_processes(
     """Limit the plan to the number of blocks for which a drafter on its own chips has KV memory.
 
     Args:
-        memory: plan of the target's chips. drafter: the drafter on its own chips.
+        memory: plan of the target's chips.
+        drafter: the drafter on its own chips.
         gpu_memory_utilization: share of the drafter's chip memory that the engine may use.
         max_tokens: maximum tokens of one pass.
 
@@ -260,8 +261,8 @@ def advice(unused: float, left: float, block: float, weights: float, draft_weigh
     """Advice on changes that make a model fit on its chips.
 
     Args:
-        unused: bytes of the chip not used by weights, drafter, activations and states. left: the part of ``unused``
-        that the engine may use for KV blocks.
+        unused: bytes of the chip not used by weights, drafter, activations and states.
+        left: the part of ``unused`` that the engine may use for KV blocks.
         block: bytes of one KV block.
         weights, draft_weights: bytes on a chip.
     """

@@ -324,9 +324,10 @@ class WorkloadConfig(Section):
             for name in ("input_tokens", "sessions"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} and shared_prefixes both describe the prompts; remove one of the two")
-        for name in ("arrivals", prompts, "output_tokens", "num_requests"):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name} is missing (needed unless trace is given)")
+        missing = [n for n in ("arrivals", prompts, "output_tokens", "num_requests") if getattr(self, n) is None]
+        if missing:
+            verb = "are" if missing[1:] else "is"
+            raise ValueError(f"{', '.join(missing)} {verb} missing (needed unless trace is given)")
         if self.arrivals is not None and self.arrivals.process == "trace":
             raise ValueError("arrivals.process 'trace' needs workload.trace")
         if self.sessions is not None and self.arrivals is not None and self.arrivals.process == "closed-loop":

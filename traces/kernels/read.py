@@ -64,9 +64,9 @@ def read_kernels(
     Args:
         path: a file; a folder (all tables in it and below); or ``silicon:<folder or file>`` inside the installed
             ``aiconfigurator-core`` (the extra ``silicon``), e.g. ``silicon:h100_sxm/gemm``.
-        format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it. library: keep only rows of this kernel library,
-        if the file states it. device: keep only rows whose device name contains this text (any case), if the file
-        states it.
+        format: one of ``KERNEL_FORMATS``, or ``auto`` to recognise it.
+        library: keep only rows of this kernel library, if the file states it.
+        device: keep only rows whose device name contains this text (any case), if the file states it.
 
     Returns:
         The rows, with the reasons for those left out in ``skipped``.

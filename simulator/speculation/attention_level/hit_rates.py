@@ -61,7 +61,7 @@ def batch_hit_rate(rate: Num, queries: Num, verification: str, correlation: floa
         rate: hit rate of one query.
         queries: tokens verified together, sequences times tokens per sequence.
         verification: ``joint``: one norm over the batch, as in the published kernel, assumed to pass as often as one
-        query does; otherwise all queries must pass: ``rate ** queries`` if they are independent.
+            query does; otherwise all queries must pass: ``rate ** queries`` if they are independent.
         correlation: correlation of the normal scores of the queries' errors, 0 to 1; all share one factor, and given it
             they are independent (Vasicek, "Loan portfolio value", Risk 15(12), 2002). Integrated by Gauss and Hermite.
     """

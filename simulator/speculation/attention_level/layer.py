@@ -153,7 +153,7 @@ def expected_pass_seconds(
         hit_rates: probability that each layer passes with the whole batch.
         reading: when a receiver waits.
         rolled_back: ``LayerTimes.rolled_back`` for every number of requests that may fail while others pass, with its
-        probability in each layer; in the remaining cases all fail. Not in the pipeline.
+            probability in each layer; in the remaining cases all fail. Not in the pipeline.
 
     Raises:
         ForerunError: no layer.

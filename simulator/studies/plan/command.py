@@ -65,7 +65,7 @@ def plan(scenario: "Source", options: PlanOptions) -> "PlanResult":
         growth: factor on the rate, or on the speed of the trace.
         slo: limits in addition to the scenario's, such as ``{"p99_ttft_ms": 500}``, or as ``KEY=VALUE`` texts.
         vary: values to search by dotted path. Searched by default: tensor parallelism 1, 2, 4, 8, token budgets of
-        2,048 and 8,192, and speculation on and off.
+            2,048 and 8,192, and speculation on and off.
         seed: the first seed; every layout gets the same seeds.
         replications: number of runs of every layout near a limit.
         requests: number of requests per run; default: the scenario's number, and at least a minute of arrivals.
@@ -73,11 +73,11 @@ def plan(scenario: "Source", options: PlanOptions) -> "PlanResult":
         max_replicas: maximum number of replicas of a layout to try.
         spare: number of redundant replicas beyond those that meet the SLO, for failures (N+1: 1).
         headroom: find the highest rate of every finalist, and test the best layout with one replica less and at twice
-        the load.
+            the load.
         interval: include the model error.
         confidence: minimum share of runs that meet the SLO, and minimum probability with the model error.
         power_budget_w: total watts for the boards of a rack or site: with ``max_rate``, every layout gets as many
-        replicas as this power supplies; its rate is one replica's rate times their number.
+            replicas as this power supplies; its rate is one replica's rate times their number.
         carbon: grams of CO2 per kWh, or a CSV file of values over the day (columns ``hour``, ``g_per_kwh``).
         emit: artefact of the best layout to add to the document as ``artefact``; names as in ``forerun plan --emit``.
         jobs: processes; default: one per core. Results do not depend on it.
@@ -149,9 +149,11 @@ def thresholds(
         scenario: with ``autoscaler`` and ``slo`` sections, over traffic that changes; or its file.
         targets: thresholds to try: ``autoscaler.target`` of rule hpa, ``autoscaler.kv_threshold`` of rule llm-d.
             Default: a range of values that suits the metric.
-        seed: the first seed; every threshold gets the same ones. replications: runs of each threshold; all of them must
-        meet the SLO. emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan
-        --emit``. jobs: processes; default: one per core. progress: called with (runs done, runs in sight).
+        seed: the first seed; every threshold gets the same ones.
+        replications: runs of each threshold; all of them must meet the SLO.
+        emit: an artefact of the best to put into the document as ``artefact``; names as of ``forerun plan --emit``.
+        jobs: processes; default: one per core.
+        progress: called with (runs done, runs in sight).
 
     Raises:
         ForerunError: no autoscaler, no SLO, or a scenario that cannot run.

@@ -76,11 +76,15 @@ def sweep(
         vary: values or a ``Range`` by dotted path, such as ``{"engine.max_num_seqs": [64, 256]}``.
         store: file with results that calls and processes share, so that no point is run twice; None = results stay in
             memory.
-        design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points. samples: points to
-        draw. seed: first seed of every point, and of the draws. replications: runs of every point. metric: metric that
-        selects the best point. jobs: processes; default: one per core. Results do not depend on it. cluster: ``local``
-        or the address of a Dask scheduler, in place of processes of this machine. retry_failed: whether to run points
-        again that failed before. progress: called with (points finished, points in all).
+        design: ``grid``, ``random`` or ``latin-hypercube``; the latter two draw ``samples`` points.
+        samples: points to draw.
+        seed: first seed of every point, and of the draws.
+        replications: runs of every point.
+        metric: metric that selects the best point.
+        jobs: processes; default: one per core. Results do not depend on it.
+        cluster: ``local`` or the address of a Dask scheduler, in place of processes of this machine.
+        retry_failed: whether to run points again that failed before.
+        progress: called with (points finished, points in all).
 
     Raises:
         ForerunError: a path that does not exist, an empty design, or an unusable store or cluster.

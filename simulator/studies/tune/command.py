@@ -78,8 +78,9 @@ def tune(
         emit: engine whose flags to write, ``vllm`` or ``sglang``; default: the scenario's engine, if it has such a
             drafter. Or the name of an artefact of ``forerun tune --emit``, which is added as ``document["artefact"]``.
         measured: benchmark results of the deployment, as in the scenario's ``measured``, which they replace.
-        worth: whether to add the value of a better drafter as ``document["worth"]``. seed: recorded in the result,
-        which does not depend on it. progress: called with (choices priced, choices in all).
+        worth: whether to add the value of a better drafter as ``document["worth"]``.
+        seed: recorded in the result, which does not depend on it.
+        progress: called with (choices priced, choices in all).
 
     Raises:
         ForerunError: no drafter, a scenario that cannot be built, or an engine without such a drafter.
@@ -223,7 +224,9 @@ def tune_router(
         rules: rules of the first round; the best of them are varied further.
         replications: pairs of runs with seeds ``seed``, ``seed + 1``, ... for the gain. The search uses others.
         emit: ``endpoint-picker`` or another artefact of the best rule, which is added as ``document["artefact"]``.
-        seed: the first seed. jobs: processes; default: one per core. progress: called with (runs done, runs in sight).
+        seed: the first seed.
+        jobs: processes; default: one per core.
+        progress: called with (runs done, runs in sight).
 
     Raises:
         ForerunError: a single replica, or a scenario that cannot run.

@@ -70,7 +70,7 @@ def speculation_grid(
         draft_tokens, batches, contexts: axes, ascending.
         batch: batch size of ``by_context``.
         prompt_tokens, output_tokens: lengths of the mean request. The context of ``by_batch`` is the prompt plus half
-        the output; both lengths convert a batch into requests per second.
+            the output; both lengths convert a batch into requests per second.
     """
     speculation = scenario.speculation
     if speculation is None or speculation.method == "none":

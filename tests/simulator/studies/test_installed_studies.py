@@ -131,6 +131,8 @@ def test_two_distributions_with_one_name_are_refused(install, capsys):
 def test_a_distribution_whose_folder_is_gone_adds_nothing(install):
     install("gone", {}, {"vanished": "no_such_package.module:study"})
     assert "vanished" not in dir(fr)
+    with pytest.raises(AttributeError, match="has no attribute 'run'; did you mean 'simulate'"):
+        fr.run  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'vanished'"):
         fr.vanished  # noqa: B018
 
