@@ -55,7 +55,7 @@ search: .venv/ready-dev
 	nice $(BIN)/python tests/scenario_search/search.py --count $(COUNT) --seed $(SEED)
 
 # The engine is compiled anew when its source changes; without a C compiler it is interpreted.
-ENGINE := setup.py $(wildcard simulator/serving/engine/*.py simulator/serving/engine/schedulers/*.py)
+ENGINE := setup.py $(wildcard simulator/serving/engine/*.py simulator/serving/engine/*/*.py)
 
 .venv/ready: pyproject.toml $(wildcard research/pyproject.toml) $(ENGINE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Forerun needs Python 3.11 or newer (make PYTHON=python3.12 ...)")'
