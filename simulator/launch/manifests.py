@@ -71,6 +71,7 @@ def _of(document: Part) -> Iterator[Command]:
         for one in _map(document, "servingEngineSpec")["modelSpec"]:
             config = {re.sub("([A-Z])", r"-\1", str(key)).lower(): v for key, v in _map(one, "vllmConfig").items()}
             extra = [str(word) for word in config.pop("extra-args", ())]
+            config = {key: value for key, value in config.items() if key not in ("v0", "v1")}
             part = {**one, "replicas": one.get("replicaCount"), "gpu": one.get("requestGPU")}
             container = {"image": f"{one.get('repository')}:{one.get('tag')}", "gpu": one.get("requestGPU")}
             more = [*words_of("vllm", config), *extra]
@@ -81,6 +82,8 @@ def _of(document: Part) -> Iterator[Command]:
                 replicas = _map(service, "deploy").get("replicas", service.get("scale"))
                 own = {**service, "args": service.get("command"), "command": service.get("entrypoint")}
                 yield from _worker({**service, "replicas": replicas}, own, str(name))
+    elif _map(document, "model").get("model_id"):
+        yield _vllm_recipe(document)
     elif "backend" in document and "resources" in document:
         yield from _recipe(document)
     elif "backend" in _map(document, "base"):
@@ -243,6 +246,20 @@ def _dynamo(spec: Part) -> Iterator[Command]:
         kinds = " ".join(str(service.get(key, "")) for key in ("subComponentType", "type")).lower()
         role = next((role for word, role in ROLES.items() if word in kinds), "both")
         yield from _worker(service, container, label, role)
+
+
+def _vllm_recipe(document: Part) -> Command:
+    """The server of a recipe of vLLM: the first of its variants, without features that are chosen beside it."""
+    model, variants = _map(document, "model"), _map(document, "variants")
+    name, *others = [*variants] or [""]
+    variant = _map(variants, name)
+    parts = ((model, "base"), (variant, "extra"))
+    words = [str(word) for part, kind in parts for word in part.get(f"{kind}_args") or ()]
+    env = {key: value for part, kind in parts for key, value in _environment(part.get(f"{kind}_env")).items()}
+    notes = [f"variant {name} of the recipe is taken" + f" (others: {', '.join(others)})" * bool(others)]
+    left = [feature for feature in _map(document, "features") if feature not in ("tool_calling", "reasoning")]
+    notes += [f"features of the recipe that are left out: {', '.join(left)}"] if left else []
+    return Command("vllm", [str(variant.get("model_id") or model["model_id"]), *words], env, notes=notes)
 
 
 def _recipe(document: Part) -> Iterator[Command]:

@@ -21,7 +21,6 @@ from simulator.launch.translate import LaunchOption, Translation, translate
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUEST_RATE, NUM_REQUESTS = 1024, 256, 1.0, 200
 """Load of a launch line that comes without one."""
-SCENARIO_KEYS = {"hardware", "workload", "vary", "variants"}
 TRTLLM_KEYS = {
     "kv_cache_config",
     "cuda_graph_config",
@@ -99,8 +98,6 @@ def _commands(text: str) -> list[Command]:
     if not documents or not any(isinstance(one, Mapping) for one in documents):
         return commands_in(text) if is_line(text) else []
     first = next(one for one in documents if isinstance(one, Mapping))
-    if SCENARIO_KEYS & {*first}:
-        return []
     if first.get("kind") == KIND:
         raise ForerunError("configures an endpoint picker; give it with a scenario: forerun run SCENARIO --router FILE")
     served = re.search(r"^#\s*(trtllm-serve\s+(\S+).*)$", text, re.MULTILINE)

@@ -119,11 +119,17 @@ def commands_in(text: str, env: Mapping[str, str] | None = None) -> list[Command
     return matched
 
 
+def _as_variable(placeholder: re.Match[str]) -> str:
+    """A placeholder such as ``<your model>`` as a variable without a value."""
+    return "$" + re.sub(r"\W", "_", placeholder[1])
+
+
 def _plain(text: str) -> str:
     """Text with the quotes, dashes and spaces that word processors and web pages put in set back."""
     for typed, pasted in {"'": "‘’‚", '"': "“”„", "--": "–—", " ": "\u00a0\u2009\u202f", "": "\ufeff\u200b\r"}.items():
         text = re.sub(f"[{pasted}]", typed, text)
     text = re.sub(r"(?<=\s)-{3,}(?=[a-z])", "--", text)
+    text = re.sub(r"(?<=[\s\"'=])<([A-Za-z]\w*(?:[ -]\w+)*)>(?=[\s\"']|$)", _as_variable, text)
     text = re.sub(r"```\w*", "", text).strip().strip("`")
     text = re.sub(r"^[ \t]*(\(\w+\) )?(\w+@[\w.-]+:\S*)?[$%>] +(?=\S)", "", text, flags=re.MULTILINE)
     while (substituted := re.sub(r"\$\(\([^()]*\)\)|\$\([^()]*\)|(?<==)`[^`\n]*`", SUBSTITUTED, text)) != text:

@@ -592,7 +592,9 @@ class _Reader:
         return made | ({"tensor_parallel": int(ranks)} if ranks and "tensor_parallel" in fields else {})
 
     def _acceptance(self, method: str, made: Json) -> Json | None:
-        """A published curve of the method: of the drafter, else of the model, else of another model."""
+        """A length that the line forces; else a published curve: of the drafter, of the model, or of another model."""
+        if forced := self.draft.get("synthetic_acceptance_length"):
+            return {"acceptance_length": float(forced)}
         fitting = [one for one in map(load_curve, curve_names()) if one.method == method]
         target, drafter = catalogue_model(str(self.made.data["model"])), self.draft.get("model")
         if not fitting:

@@ -378,9 +378,9 @@ def read_source(
         except ForerunError as error:
             refusal = error
     own = data if isinstance(data, dict) else {}
-    if not own.keys() & {"hardware", "workload", "vary", "variants"} and not isinstance(
-        own.get("scenario"), dict | str
-    ):
+    recipe = isinstance(own.get("model"), dict) and "model_id" in own["model"]
+    studied = own.keys() & {"hardware", "workload", "vary", "variants"} or isinstance(own.get("scenario"), dict | str)
+    if recipe or not studied:
         from simulator.launch.reading import read_launch, refuse_line
 
         given = dict(one.partition("=")[::2] for one in overrides)

@@ -49,6 +49,11 @@ LINES = {
         "hardware.expert_parallel": 4,
         "hardware.replicas": None,
     },
+    f"{QWEN} --swap-space 0 --kv-offloading-size 0 < prompts > log": {"engine": {"framework": "vllm"}},
+    f"""{QWEN} --speculative-config '{{"method": "eagle3", "num_speculative_tokens": 3,
+    "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}}'""": {
+        "speculation.acceptance": {"acceptance_length": 2.5}
+    },
     f"{QWEN} --no-scheduler-reserve-full-isl": {"engine.scheduler_reserve_full_isl": False},
     f"{QWEN} -tp 2 --kv-offloading-size 64": {"engine.kv_offloading_bytes": 32 * 2.0**30},
     f"{QWEN} -tp 2 --kv-offloading-size 64 --kv-offloading-backend lmcache": {
@@ -270,6 +275,8 @@ REFUSED = {
     "vllm serve 'Qwen/Qwen3-8B": "a single quote is opened and not closed",
     'vllm serve Qwen/Qwen3-8B --speculative-config "{': "quote is opened",
     "vllm serve $MODEL -tp 2": "its model $MODEL has no value in the text; give --set model=NAME",
+    "docker run vllm/vllm-openai --model <MODEL> --host 0": "its model $MODEL has no value in the text; give",
+    'vllm serve "<your model>" -tp 2': "its model $your_model has no value in the text",
     "vllm serve Nobody/Nothing-9B": "no model 'Nobody/Nothing-9B'",
     "vllm serve Qwen/Qwen3-8B --speculative-config 3": "a JSON object is expected",
     "vllm bench serve --model Qwen/Qwen3-8B": "'vllm' starts no engine that is read",

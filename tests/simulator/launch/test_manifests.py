@@ -113,6 +113,12 @@ services:
     "config": "model: Qwen/Qwen3-32B\ntensor-parallel-size: 2\nmax-num-seqs: 64\nport: 80\n",
     "trtllm file": "# trtllm-serve Qwen/Qwen3-32B --extra_llm_api_options THIS_FILE\ntensor_parallel_size: 2\n"
     "max_batch_size: 64\nprint_iter_log: true\n",
+    "recipe of vLLM": """
+meta: {title: Qwen3-32B}
+model: {model_id: Qwen/Qwen3-32B, base_args: [--max-num-seqs, '64']}
+features: {tool_calling: {args: [--enable-auto-tool-choice]}, spec_decoding: {args: [--spec-tokens, '3']}}
+variants: {default: {precision: bf16, extra_args: [--tensor-parallel-size, '2']}, fp8: {model_id: Qwen/Qwen3-32B-FP8}}
+""",
     "matrix": """
 qwen3-fp8-h100-vllm:
   image: vllm/vllm-openai:v0.11.0
@@ -122,7 +128,7 @@ qwen3-fp8-h100-vllm:
   scenarios: {fixed-seq-len: [{isl: 1024, osl: 64, search-space: [{tp: 2, conc-start: 4, conc-end: 64}]}]}
 """,
 }
-ALONE = ("config", "trtllm file", "matrix")
+ALONE = ("recipe of vLLM", "config", "trtllm file", "matrix")
 
 
 def loaded(text, tmp_path, *settings):

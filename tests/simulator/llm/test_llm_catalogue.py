@@ -183,7 +183,7 @@ def test_a_name_of_another_size_generation_or_kind_is_never_read():
     ]
     kinds = ("omni", "math", "vl", "distill", "nano", "mini", "moe", "1m", "eagle3", "reranker", "embedding", "pruned")
     others += [f"{alias}-{kind}" for alias in architecture_aliases() for kind in kinds]
-    for name in others:
+    for name in set(others) - {"microsoft/phi-4-mini"}:  # a model of the catalogue by itself
         assert catalogue_model(name) is catalogue_model(f"{name}-fp8") is None, name
 
 

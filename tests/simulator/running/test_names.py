@@ -116,10 +116,10 @@ def test_a_variant_of_a_study_file_is_looked_up_too(tmp_path, forerun):
         (load_architecture, "x/Qwen3-8B-GGUF", "it is qwen3-8b; name the file type too: x/Qwen3-8B-GGUF:Q4_K_M"),
         (load_architecture, "x/Qwen3-8B-exl2-4bpw", "it is qwen3-8b in a format that the name leaves open"),
         (load_architecture, "qwn3-8b", "did you mean 'qwen3-8b'?"),
-        *((load_architecture, name, "") for name in ("acme/GLM-5.3", "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3.5-3B")),
+        *((load_architecture, name, "") for name in ("acme/GLM-5.3", "Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen3.5-3B")),
         (load_architecture, "zai-org/GLM-5.3", "hf:zai-org/GLM-5.3 from the Hugging Face cache"),
         *((load_architecture, f"Qwen/{name}", "") for name in ("Qwen3-Omni-30B-A3B-Instruct", "Qwen2.5-Math-7B-FP8")),
-        *((load_architecture, name, "") for name in ("microsoft/Phi-4-mini-instruct", "x/Magistral-Small-2506")),
+        *((load_architecture, name, "") for name in ("microsoft/Phi-4-multimodal-instruct", "x/Magistral-Small-2506")),
     ],
 )  # fmt: skip
 def test_a_hint_means_the_same_thing_or_is_not_given(load, name, hint):
