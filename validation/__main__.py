@@ -5,6 +5,7 @@ python -m validation all --data DIR --out docs/validation     # and every measur
 python -m validation requests --data DIR --out docs/validation --limit 40
 python -m validation bands --data DIR --write                 # simulate served figures again, fit bands and process
 python -m validation bands --write                            # fit them again on the facts of the last such run
+python -m validation scores --data DIR                        # errors of either half, by line of scores.yaml
 python -m validation peers --out docs/validation              # other simulators beside it; --data DIR: anew
 python -m validation speculation --write                      # predict published ratios and fit their error again
 python -m validation refit --data DIR --write                 # fit every constant above kernel prices again
@@ -52,6 +53,7 @@ from validation.served.process import (
     process_values,
     sources_table,
 )
+from validation.served.scores import scored_figures, scores_table
 from validation.shipped import shipped_errors
 from validation.speculation import compare_adaptive, compare_published, curve_scores
 from validation.speculation.ratios import load_ratios, refreshed, write_ratios
@@ -67,6 +69,7 @@ PARTS = {
     "bands": "bands",
     "refit": "refit",
     "peers": "peers",
+    "scores": "scores",
     "all": "",
 }
 
@@ -79,11 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"update {PAGE_FILE} and {ERRORS_FILE}; the rest stays")
     parser.add_argument("--limit", type=int, default=LIMIT, help="measured runs of a table that are served again")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes")
+    parser.add_argument("--line", action="append", metavar="NAME", help="scores: this line alone; repeatable")
     parser.add_argument("--set", action="append", metavar="NAME", help="refit: constants of this set alone; repeatable")
     parser.add_argument("--write", action="store_true", help="put what was fitted into its YAML file")
     options = parser.parse_args(argv)
     if options.set and options.part != "refit":
         parser.error("--set applies to refit alone")
+    if options.line and options.part != "scores":
+        parser.error("--line applies to scores alone")
     if options.write and options.part not in ("refit", "bands", "speculation"):
         parser.error("--write applies to refit, bands and speculation alone")
     try:
@@ -91,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return refitted(options.data, options.set, options.write, options.jobs)
         if options.part == "bands":
             return banded(options.data, options.out, options.limit, options.write, options.jobs)
+        if options.part == "scores":
+            return scored(options.data, options.line or (), options.out, options.limit, options.jobs)
         if options.part == "peers":
             return compared(options.data, options.out, options.jobs)
         if options.write:
@@ -191,6 +199,21 @@ def banded(data: Path | None, out: Path | None, limit: int, write: bool, jobs: i
             staged.add_text(PAGE_FILE, trust_page(rows, VERSION, tables))
     if write:
         write_served(figures, process_values(fit_process(figures), calibrated_ends(held_out["one run"])))
+    return 0
+
+
+def scored(data: Path | None, lines: Sequence[str], out: Path | None, limit: int, jobs: int) -> int:
+    """Print errors by line and half, and with ``out`` every figure as ``scores.csv``; without data, what ships.
+
+    Raises:
+        ForerunError: no such line, or a file that the folder does not hold.
+    """
+    with Progress(True, "runs") as bar:
+        figures = scored_figures(data, lines, limit, jobs, bar.update)
+    console().print(scores_table(figures).rich())
+    if out is not None:
+        with StagedFiles(out) as staged:
+            staged.add_text("scores.csv", peers.csv_text([one._asdict() | {"error": one.error} for one in figures]))
     return 0
 
 

@@ -78,7 +78,7 @@ def refit_cases(name: str, data: Path) -> list[RefitCase]:
         paths = sorted(data.rglob(words.pop("file")))
         if not paths:
             raise ForerunError(f"--data {data}: no file {chosen['file']}, which {name} is fitted on")
-        runs = [run for run in without_contradictions(list(read_runs(str(paths[0])))) if _meets(run, words)]
+        runs = [run for run in without_contradictions(list(read_runs(str(paths[0])))) if meets(run, words)]
         for trained in (True, False):
             side = [run for run in runs if in_training(run, SPLIT) is trained]
             for run in rows_by_hash(side, attrgetter("place"), limit):
@@ -93,7 +93,8 @@ def refits() -> dict[str, Any]:
     return packaged("validation", "refits.yaml")
 
 
-def _meets(run: MeasuredRun, patterns: Mapping[str, str]) -> bool:
+def meets(run: MeasuredRun, patterns: Mapping[str, str]) -> bool:
+    """True if a run is usable and each pattern is found in its field."""
     usable = run.unusable is None and bool(run.measured) and bool(run.model and run.chip and run.framework)
     fields = ((pattern, str(getattr(run, name) or "")) for name, pattern in patterns.items())
     return usable and all(re.search(pattern, text, re.IGNORECASE) for pattern, text in fields)
