@@ -314,7 +314,7 @@ class KernelLibrary:
         return result
 
     def attention_prefill(
-        self, shape: AttentionShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num
+        self, shape: AttentionShape, *, seqs: Num, q_tokens: Num, pairs: Num, kv_tokens: Num, joined: Num = 0.0
     ) -> KernelTime:
         """Time of one prefill attention launch over a ragged batch, from the totals of the batch.
 
@@ -327,6 +327,7 @@ class KernelLibrary:
             q_tokens: new tokens, total.
             pairs: (query, key) pairs the mask admits, total.
             kv_tokens: KV lengths (cached and new), total.
+            joined: 1 if the chunks share the launch of decode attention, which then counts there alone; else 0.
         """
         parameters = cast(PrefillParameters, self.parameters("attention_prefill", shape.kernel))
         limits = self._attention_limit(shape.dtype, parameters.native_math)
@@ -347,6 +348,8 @@ class KernelLibrary:
             corrected = self._corrected("attention_prefill", shape.kernel, fresh, moving=moving, **_heads(shape))
             seconds = time.seconds + (corrected.seconds - fresh.seconds)
             time = self._no_faster(time, seconds, format_of(shape.kernel))
+        shared_s = joined * time.launch_s
+        time = time._replace(seconds=time.seconds - shared_s, launch_s=time.launch_s - shared_s)
         return time if self.flash else self._with_scores(shape, time, q_tokens * kv_tokens / np.maximum(1, seqs))
 
     def _with_scores(self, shape: AttentionShape, time: KernelTime, scores: Num, again: Num = 0.0) -> KernelTime:

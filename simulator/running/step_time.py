@@ -40,7 +40,7 @@ class StepTime:
     >>> f"{1e3 * step.seconds(decode=[1000] * 8):.0f} ms"
     '7 ms'
     >>> f"{1e3 * step.seconds(prefill=[(2048, 0)], decode=[1000] * 8):.0f} ms"
-    '46 ms'
+    '45 ms'
 
     Args:
         model: catalogue name, repository, path to a ``config.json``, or its fields.

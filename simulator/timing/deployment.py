@@ -125,6 +125,12 @@ class Deployment:
         captured = self.framework.max_captured_tokens if self.cuda_graphs and self._on_gpu else 0
         return min(captured, self.framework.shared_overlap_tokens)
 
+    @property
+    def joins_attention(self) -> bool:
+        """True if one launch attends for prompt chunks and decoding sequences: FlashAttention-3, so on Hopper alone."""
+        compute = self.chip.compute
+        return self.framework.joins_attention and compute.asynchronous and not compute.multiplies_fp4
+
     def writes_cache(self, attention: Attention) -> bool:
         """True if the measured kernel of a layer's decode attention writes the new keys and values too."""
         kernel = self.attention_shape(attention).kernel

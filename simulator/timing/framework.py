@@ -99,6 +99,8 @@ class Framework(BaseModel):
     captured_sizes: tuple[tuple[int, int, int], ...]
     """Default sizes of captured graphs as ascending (first, last, step) ranges; empty if none is captured."""
     passes: ElementwiseKernels = Field(default_factory=ElementwiseKernels)
+    joins_attention: bool = False
+    """True if FlashAttention-3 attends for prompt chunks and decoding sequences of a mixed batch in one launch."""
     norms_in_reductions: bool = False
     """True if the all-reduce kernel also adds the residual and computes the following norm."""
     logit_copies: float = Field(default=2.0, ge=0)

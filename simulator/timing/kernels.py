@@ -703,6 +703,8 @@ class MixingKind(NamedTuple):
     """Kernel library of the chip that runs the layers."""
     one_pass: bool = False
     """True if one kernel serves the prompt chunks and the single queries of a batch."""
+    joined: bool = False
+    """True if prompt chunks share the launch of decode attention in mixed batches."""
 
     @property
     def full_attention(self) -> AttentionShape | None:
@@ -724,6 +726,7 @@ def mixing_kinds(deployment: Deployment, windows: tuple[int | None, ...]) -> lis
             layers,
             kernels,
             isinstance(shape, AttentionShape) and kernels.one_pass(shape),
+            isinstance(shape, AttentionShape) and shape.of_prompts == shape and home.joins_attention,
         )
         for home in deployment.homes
         for kernels in (home.kernels,)
@@ -754,13 +757,14 @@ def decode_calls(kind: MixingKind, seqs: Num, query_len: Num, keys: Num, tail_kv
     yield Call("decode attention", "attention_decode", sizes | {"tail_kv": tail_kv}, window=kind.window)
 
 
-def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num) -> Iterator[Call]:
+def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num, joined: Num = 0.0) -> Iterator[Call]:
     """Token-mixing calls of one layer for prompt chunks.
 
     Args:
         kind: kind of the layer.
         seqs, tokens: number of chunks and of their tokens.
         pairs, keys: (query, key) pairs within the layer's window, and keys read.
+        joined: 1 if the chunks share the launch of decode attention, else 0.
     """
     sizes = {"shape": kind.prompts, "seqs": seqs, "q_tokens": tokens}
     if isinstance(kind.shape, RecurrentShape):
@@ -770,6 +774,7 @@ def prompt_calls(kind: MixingKind, seqs: Num, tokens: Num, pairs: Num, keys: Num
         return
     sizes |= {"pairs": pairs, "kv_tokens": keys}
     if isinstance(kind.shape, AttentionShape):
+        sizes |= {"joined": joined} if kind.joined else {}
         yield Call("prefill attention", "attention_prefill", sizes, window=kind.window)
     else:
         op, name = _sparse(kind.shape)
@@ -808,7 +813,7 @@ def mixing_calls(kind: MixingKind, work: StepWork[Num]) -> Iterator[tuple[Mixing
     if many or decoding:
         yield decode_calls, (decoding, work.query_len, keys, tail_kv)
     if many or prefilling:
-        yield prompt_calls, (prefilling, *chunks)
+        yield prompt_calls, (prefilling, *chunks, *([1.0 * (decoding > 0)] if kind.joined else []))
 
 
 def seconds_of(calls: Callable[..., Iterator[Call]], kind: MixingKind) -> Callable[..., Num]:

@@ -207,10 +207,18 @@ class MixingPrices:
     @cached_property
     def fresh(self) -> ByCount:
         """Seconds of one layer for one uncached prompt, by its length."""
+        return self._fresh()
+
+    @cached_property
+    def joined(self) -> ByCount:
+        """The same in the launch of decode attention."""
+        return self._fresh(1.0)
+
+    def _fresh(self, *joined: float) -> ByCount:
         tokens, window = np.arange(1, self.max_tokens + 1, dtype=np.float64), self.kind.window
         growing = tokens if window is None else np.minimum(tokens, window)
         pairs = growing * (growing + 1) / 2 + (tokens - growing) * (window or 0)
-        return ByCount(np.append(0.0, self.formulas[prompt_calls](1.0, tokens, pairs, tokens)))
+        return ByCount(np.append(0.0, self.formulas[prompt_calls](1.0, tokens, pairs, tokens, *joined)))
 
     def seconds(self, calls: MixingCalls, sizes: tuple[Num, ...]) -> Num:
         """Seconds of all layers for some of their kernels (``kernels.mixing_calls``) in one step."""
@@ -220,10 +228,10 @@ class MixingPrices:
             decode = layers * look_up(self.decode, *batch)
             return tail_kv * look_up(self.tail_s, *batch[:2]) + decode if self.has_tail and tail_kv else decode
         if calls is prompt_calls:
-            seqs, tokens, pairs, keys = sizes
+            seqs, tokens, pairs, keys, *joined = sizes
             # One of several groups may stand for a share of two prompts, whose pairs are more than one's.
             if seqs == 1 and keys == tokens and pairs == causal_pairs(tokens, 0, self.kind.window):
-                return layers * look_up(self.fresh, tokens)
+                return layers * look_up(self.joined if joined and joined[0] else self.fresh, tokens)
         return layers * self.formulas[calls](*sizes)
 
     def _tail_s(self, seqs: int, query_len: int) -> float:

@@ -14,6 +14,7 @@ from hwprofiles import KernelLibrary, KernelTime, load_chip
 from hwprofiles.correction import feature_matrix, feature_names
 from hwprofiles.library import LIBRARIES
 from simulator.replay.rerun import rerun
+from traces.benchmark_results import PromptPool, read_runs
 from traces.kernels import words, write_kernels
 from validation.kernels import _evidence, measured_kernel_errors
 from validation.requests import base_scenario
@@ -125,3 +126,23 @@ def test_loops_of_several_ranks_are_no_worse_than_those_of_one():
         errors[run.tensor_parallel].append(predicted / run.measured["mean_tpot_ms"] - 1.0)
     assert np.mean(np.abs(np.concatenate(list(errors.values())))) < 0.05
     assert all(abs(np.mean(of_size)) < 0.03 for of_size in errors.values())
+
+
+SILICON = "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,batch_size,tp_size"
+SILICON_ROWS = [
+    "a,source_file=data/h200_sxm/vllm/0.12.0/x.csv,vllm,0.12.0,nvidia/Llama-3.1-8B-Instruct-FP8,h200_sxm,fp8,agg,2000,100,64,1",
+    "b,source_file=data/h100_sxm/vllm/0.12.0/x.csv,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,32,2",
+    "c,x.csv; model=G; measured=2025-12-08; wip=False,vllm,0.11.2,openai/gpt-oss-120b,h100_sxm,fp4,agg,1024,1024,512,4",
+    "d,x.csv; model=G; measured=2026-03-08; wip=False,vllm,0.18.0,openai/gpt-oss-120b,h100_sxm,fp4,agg,1024,1024,512,4",
+]
+
+
+def test_clients_of_silicon_repeat_prompts_and_run_out_of_connections(tmp_path):
+    path = tmp_path / "silicon_sample.csv"
+    rows = "\n".join(f"{row},100,10" for row in SILICON_ROWS)
+    path.write_text(f"{SILICON},silicon_ttft_ms,silicon_tpot_ms\n{rows}\n")
+    runs = {run.name: run for run in read_runs(str(path))}
+    assert {name: run.pool for name, run in runs.items() if run.pool} == {"a": PromptPool(100, 100, 2000)}
+    assert [run.name for run in runs.values() if run.prefix_caching] == ["a"]
+    assert {name: run.max_num_seqs for name, run in runs.items()} == {"a": 64, "b": 32, "c": 100, "d": 512}
+    assert runs["c"].max_concurrency == 512

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from traces.benchmark_results import MeasuredRun, closed_loop_throughput, latencies_ms, register_table
+from traces.benchmark_results import MeasuredRun, PromptPool, closed_loop_throughput, latencies_ms, register_table
 from traces.fields import Cells
 from validation.tables.recipes import inferencex_flags, limits_of, settings_of
 
@@ -31,6 +31,14 @@ _INFERENCEX = re.compile(r"^db-dump/|; model=.*; wip=")
 """Origins that are exports of InferenceX: 23 of their rows stand in its published results too, with equal means."""
 _INFERENCEX_SHARE = 0.8
 """InferenceX draws lengths uniformly from this share of the nominal one up to it."""
+_CACHED = re.compile(r"^source_file=data/(h200_sxm/vllm/|.*/vllm/.*gtl_job_id=)")
+"""Origins of AIConfigurator's runs under vLLM whose prompts repeat. They pass more prompt tokens per second than the
+chips multiply (118 k of Llama-3.1-8B on one H200), the more so the more requests are sent."""
+_ENTRIES = 100
+"""Prompts that GenAI-Perf and AIPerf make and send in turn, unless ``--num-dataset-entries`` names another number."""
+_CONNECTIONS, _CONNECTED = 100, "; measured=2025-12-0"
+"""Connections of aiohttp's client by default, and origins of InferenceX's runs whose client kept to them. All four of
+vLLM with more streams in these days have 88 to 98 of 512 decoding by Little's law."""
 _WAVES = 10
 """Requests for each place, of InferenceX's client and of AIConfigurator's."""
 _DRAFTED = 0.8
@@ -85,6 +93,9 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         flags = inferencex_flags(*facts, tensor, (prompt, output), concurrency or 0) if public else {}
         backend = cells.text("backend")
         equal = backend == "sglang" and (_tail(cells.text("model_path")) or "").startswith("qwen3-")
+        cached = _CACHED.search(origin) is not None and prompt is not None
+        limited = public and cells.text("backend") == "vllm" and _CONNECTED in origin
+        seats = min(concurrency, _CONNECTIONS) if concurrency and limited else concurrency
         lengths = None
         if not public and backend != "sglang" and prompt and output and concurrency:
             ones = np.ones(_WAVES * concurrency, dtype=np.int64)
@@ -114,7 +125,8 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             output_tokens=_drawn(output) if public else output if equal else _spread(output),
             num_requests=_WAVES * concurrency if concurrency and (public or lengths) else None,
             lengths=lengths,
-            prefix_caching=False,
+            prefix_caching=cached,
+            pool=PromptPool(_ENTRIES, _ENTRIES, prompt) if cached and prompt else None,
             settings=settings_of(flags, groups),
             measured=measured,
             derived=("output_throughput",) if "output_throughput" in measured else (),
@@ -126,7 +138,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             else None,
             **limits_of(flags, cells.place)
             | ({"max_num_batched_tokens": budget} if budget else {})
-            | ({} if concurrency is None else {"max_num_seqs": max(1, concurrency - empty)}),
+            | ({} if seats is None else {"max_num_seqs": max(1, seats - empty)}),
         )
 
 

@@ -632,7 +632,7 @@ def test_replicas_by_the_hour_of_a_log_follow_its_clock_and_cost_no_more_than_th
     rows = [f"{start + timedelta(seconds=float(one))}+02:00,900,400" for one in seconds]
     log = tmp_path / "day.csv"
     log.write_text("\n".join(["timestamp,prompt_tokens,output_tokens", *rows, ""]))
-    words = "--slo p99_tpot_ms=12 --slo p99_ttft_ms=1000 --growth 100 --vary hardware.tensor_parallel=1 --jobs 1 "
+    words = "--slo p99_tpot_ms=11 --slo p99_ttft_ms=1000 --growth 100 --vary hardware.tensor_parallel=1 --jobs 1 "
     words += "--vary engine.max_num_batched_tokens=2048 --no-interval --json -"
     document = forerun("plan", log, *words.split()).document
     hours, most = document["hours"], document["best"]["replicas"]

@@ -165,3 +165,28 @@ def test_sglang_captures_as_many_sequences_as_memory_allows(chip, few, four):
     result = [load_framework("sglang").on(load_chip(chip), chips).max_captured_tokens for chips in (1, 4)]
     assert result == [few, four]
     assert load_framework("vllm").on(load_chip(chip)).max_captured_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("chip", "framework", "model", "joined"),
+    [
+        ("h100-sxm", "vllm", "llama-3.1-8b", True),
+        ("h100-sxm", "vllm-0.11", "llama-3.1-8b", True),
+        ("h100-sxm", "vllm-2024", "llama-3.1-8b", False),
+        ("h100-sxm", "sglang", "llama-3.1-8b", False),
+        ("b200-sxm", "vllm", "llama-3.1-8b", False),
+        ("h100-sxm", "vllm", "deepseek-r1", False),
+    ],
+)
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_flash_attention_3_launches_once_for_a_mixed_batch(chip, framework, model, joined, prompts):
+    timer = StepTimer(deployment(model, chip, framework=framework), 2048)
+    both = mixed(16, 500, prompts, 100)
+    alone = both._replace(decode_seqs=0, decode_kv_tokens=(0,))
+    first, beside = (
+        next(one for one in timer.kernels(arrays(work)) if one.name == "prefill attention") for work in (alone, both)
+    )
+    saved_s = float((first.time.seconds - beside.time.seconds)[0])
+    assert saved_s == pytest.approx(float(first.time.launch_s[0]) if joined else 0.0, abs=1e-12)
+    costs = timer.costs(arrays(both))
+    assert timer.seconds(both) == pytest.approx(float((costs.device_s + costs.host_s)[0]), rel=0.02)
