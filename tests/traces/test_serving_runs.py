@@ -484,6 +484,20 @@ def test_what_people_paste_is_the_run_of_the_result_file(tmp_path, text, name):
         assert any(note.startswith("read '") for note in run.notes)
 
 
+def test_what_the_client_announces_before_a_block_is_its_load(tmp_path):
+    """Also in comments; where only its command stands there, its default: all at once."""
+    block = VLLM_BLOCK.partition("\n===")[2].replace("Maximum request concurrency:             16\n", "")
+    announced = (
+        f"Traffic request rate: inf\nMaximum request concurrency: 32\n==={block}Traffic request rate: 2.0\n==={block}"
+    )
+    text = (
+        "".join(f"# {line}\n" for line in announced.splitlines()) + f"$ vllm bench serve --num-prompts 100\n==={block}"
+    )
+    runs = read_runs(written(tmp_path, text, "three.sh"))
+    loads = [(run.process, run.max_concurrency, run.request_rate) for run in runs]
+    assert loads == [("closed-loop", 32, None), ("poisson", None, 2.0), ("burst", None, None)]
+
+
 OF_TRTLLM = """\
 Model:                  meta-llama/Llama-3.1-8B-Instruct
 TensorRT LLM Version:   1.0

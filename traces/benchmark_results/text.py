@@ -12,6 +12,7 @@ from traces.fields import Record, squash
 from traces.files import csv_lines
 
 _BLOCK = re.compile(r"=+[\w ]*Benchmark Result\s*=+|MLPerf Results Summary", re.IGNORECASE)
+_RULE = re.compile(r"\n[^\w\n]*={10,}[^\w\n]*(?:\n|$)")
 _LINE = re.compile(r"^[^A-Za-z0-9]*(?P<name>[A-Za-z0-9][^:=|]*?)\s*:\s+(?P<value>\S.*?)\s*\|?$")
 _CLIENT = re.compile(r"Namespace\(.*|.*\b(?:bench_serving|bench serve|benchmark_serving)\b.*")
 _OPTION = re.compile(r"--([a-z-]+)[ =]+([^\s\\]+)|\b(\w+)=('[^']*'|[^,()]+)")
@@ -38,9 +39,15 @@ def blocks_in(text: str, file: Path) -> list[Row]:
                 key = _CLIENT_KEYS.get((option or field).replace("-", "_"))
                 if key and (value or quoted) != "None":
                     cells[key] = (value or quoted).strip("'\"")
+            if not {"request_rate", "max_concurrency"} & set(cells) and "bench" in client:
+                cells["request_rate"] = "inf"  # the clients' default: all at once
+        announced = _RULE.split(before)[1:] if number else [before]
+        for label, value in _lines(announced[-1] if announced else ""):
+            if (name := name_of(label)) and name.key in ("request_rate", "max_concurrency") and value != "None":
+                cells = {key: one for key, one in cells.items() if key != name.key} | {label: value}
         block = text[start : [*starts[1:], len(text)][number]]
         if block.startswith("="):
-            block = re.split(r"\n[^\w\n]*={10,}[^\w\n]*(?:\n|$)", block)[0] if _BLOCK.match(block) else block
+            block = _RULE.split(block)[0] if _BLOCK.match(block) else block
         for label, value in _lines(block):
             if name := name_of(label):
                 cells = {key: one for key, one in cells.items() if key != name.key} | {label: value}
