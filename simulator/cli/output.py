@@ -192,6 +192,16 @@ def show(result: Result, json_file: str | None, out: Path | None, last: str | No
         print(f"Wrote {out}: open {out / 'report.html'}{page}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if last and json_file != STDOUT:
         print(last)
+    note_slow_engine()
+
+
+def note_slow_engine() -> None:
+    """Print a note where the engine runs interpreted, with the remedy."""
+    from simulator.serving.compiled import why_interpreted
+
+    slow = why_interpreted()
+    if slow is not None:
+        print(f"note: {slow}", file=sys.stderr)
 
 
 def printed(

@@ -22,6 +22,7 @@ from simulator.cli.output import (
     checked_outputs,
     chosen,
     emit,
+    note_slow_engine,
     printed,
 )
 
@@ -81,7 +82,6 @@ def run(
     from forerun.errors import ForerunError
     from simulator.running.metrics.tables import RUN_LEGEND, run_facts, run_tables, run_title
     from simulator.running.scenario import load_scenario, place_of
-    from simulator.serving.compiled import why_interpreted
 
     loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate, measured, router))
     command = None if emit_command is None else _client_command(emit_command, loaded)
@@ -116,9 +116,7 @@ def run(
             full,
         ),
     )
-    slow = why_interpreted()
-    if slow is not None:
-        print(f"note: {slow}", file=sys.stderr)
+    note_slow_engine()
     if command is not None:
         print(f"\n{command}", file=sys.stderr if json_file == STDOUT else sys.stdout)
     if out is not None:

@@ -17,6 +17,7 @@ from simulator.cli.output import (
     SetOption,
     ShortcutOptions,
     chosen,
+    note_slow_engine,
     show,
 )
 
@@ -61,7 +62,6 @@ def serve(
     """
     from forerun.errors import ForerunError, install_hint
     from simulator.running.scenario import load_scenario, place_of
-    from simulator.serving.compiled import why_interpreted
 
     try:
         from simulator.serve.app import RequestTrace, Server, run_server
@@ -81,9 +81,7 @@ def serve(
             server = Server(loaded, seed, speed, trace, kv_events)
         except ForerunError as error:
             raise ForerunError(f"{place_of(scenario)}: {error}") from None
-        slow = why_interpreted()
-        if slow is not None:
-            print(f"note: {slow}", file=sys.stderr)
+        note_slow_engine()
 
         def ready(address: str) -> None:
             print(f"{server.model} at {address}/v1 ({speed:g} x real time); Ctrl-C ends", file=sys.stderr, flush=True)

@@ -60,6 +60,12 @@ def test_compare_writes_a_report_that_runs_again(compared, forerun):
     assert repeated["sensitivity"] == document["sensitivity"]
 
 
+def test_a_study_says_that_the_engine_is_interpreted(forerun, scenario_file, monkeypatch):
+    monkeypatch.setattr("simulator.serving.compiled.why_interpreted", lambda: "several times slower")
+    outcome = forerun("compare", scenario_file, "--vary", "engine.max_num_seqs=4,8", "--replications", 2)
+    assert outcome.err == "note: several times slower\n"
+
+
 def test_compare_prints_a_table(forerun, scenario_file):
     outcome = forerun("compare", scenario_file, *VARY, *QUICK, "--crossover", "none", "--no-sensitivity")
     assert outcome.code == 0
