@@ -119,11 +119,12 @@ class Workers:
             _end(self._pool)
 
 
-def study_workers(jobs: int | None) -> Workers:
-    """Workers of a study with the option ``jobs``; by default one process per core if that pays."""
+def study_workers(jobs: int | None, long_runs: bool = False) -> Workers:
+    """Workers of a study with the option ``jobs``; by default one process per core if that pays. With ``long_runs``
+    they start at once."""
     if jobs is not None:
         return Workers(jobs if jobs > 1 else 0)
-    return Workers(cores() if cores() > 1 else 0, OWN_WORK_S)
+    return Workers(cores() if cores() > 1 else 0, 0.0 if long_runs else OWN_WORK_S)
 
 
 def _alone(task: Callable[[], T]) -> T:

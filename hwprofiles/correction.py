@@ -57,8 +57,9 @@ PRODUCTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 
 PARTS = 3
 """Number of single hinge functions combined in each hinge function of a correction."""
-_ROWS = 1024
-"""Number of kernels whose hinge functions are evaluated together, to limit memory."""
+_ROWS = 512
+"""Number of kernels whose hinge functions are evaluated together. Matrix products of more start threads, which take up
+to 50 ms where other processes run and make the last bit depend on the number of cores."""
 
 
 def feature_names(family: str) -> tuple[str, ...]:

@@ -44,10 +44,13 @@ class StepLog:
         drafting: bool = False,
         condense: Condense | None = None,
         grouped: bool = False,
+        kept: bool = True,
     ) -> None:
         self._windows = windows
         self.full_rows = full_rows
         self.condense = condense
+        self.kept = kept
+        """False if nobody reads the rows; engines then write none."""
         self._draft_at = len(SCALARS) + work_numbers(windows) if drafting else None
         """Index of the first drafter column; None unless a policy chooses the draft tokens."""
         self.group_at = len(SCALARS) + work_numbers(windows) + (DRAFT_SCALARS + 2 * windows if drafting else 0)

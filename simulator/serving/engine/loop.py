@@ -339,7 +339,9 @@ class Engine:
             self.copies.clock[0] = self.end
             self.scheduler.save()
         self._unseen_steps += self._recv_interval if self._plan.chunks else 1
-        self._record(self.deliver(self._plan, self.start, self.end))
+        delivered: cython.longlong = self.deliver(self._plan, self.start, self.end)
+        if self.output.rows.kept:
+            self._record(delivered)
         if self._gaps:
             self.output.gaps.add(self._gap_s if self._streaming_s else self._seconds, self._gaps)
         if self.output.exact:

@@ -201,10 +201,16 @@ class DecodePrices:
     table: Any
     rows: dict[Any, Any]
     """By tokens of each sequence: rows by sequences."""
+    _latest: DecodeRow | None
+    """The row that was used last, of ``_seqs`` sequences of ``_query_len`` tokens."""
+    _seqs: cython.longlong
+    _query_len: cython.longlong
 
     def __init__(self, table: Any) -> None:
         self.table = table
         self.rows = {}
+        self._latest = None
+        self._seqs = self._query_len = 0
 
     @cython.exceptval(-1, check=True)
     @cython.cfunc
@@ -212,20 +218,27 @@ class DecodePrices:
         """Seconds for ``keys`` keys in all."""
         cell: cython.longlong
         low: cython.double
-        row: DecodeRow
-        of_length: list[Any] | None = self.rows.get(query_len)
-        if of_length is None:
-            of_length = self.rows[query_len] = []
-        while len(of_length) <= seqs:
-            of_length.append(None)
-        row = of_length[seqs]
-        if row is None or keys >= row.reach:
-            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
+        row: DecodeRow | None = self._latest
+        if row is None or seqs != self._seqs or query_len != self._query_len or keys >= row.reach:
+            row = self._row(seqs, query_len, keys)
         cell = keys // row.width
         if isnan(row.points[cell]) or isnan(row.points[cell + 1]):
-            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
+            self.rows[query_len][seqs] = None
+            row = self._row(seqs, query_len, keys)
         low = row.points[cell]
         return low + (keys - cell * row.width) * ((row.points[cell + 1] - low) / row.width)
+
+    @cython.cfunc
+    def _row(self, seqs: cython.longlong, query_len: cython.longlong, keys: cython.longlong) -> DecodeRow:
+        """Row of ``seqs`` sequences, computed by the table if it is not known as far as ``keys``."""
+        of_length: list[Any] = self.rows.setdefault(query_len, [])
+        while len(of_length) <= seqs:
+            of_length.append(None)
+        row: DecodeRow = of_length[seqs]
+        if row is None or keys >= row.reach:
+            row = of_length[seqs] = DecodeRow(*self.table.row(seqs, query_len, keys))
+        self._latest, self._seqs, self._query_len = row, seqs, query_len
+        return row
 
 
 @cython.final

@@ -32,9 +32,11 @@ class RowBuffer:
     group_at: cython.longlong
     """First column of what the slowest attention group does."""
     grouped: cython.bint
+    kept: cython.bint
+    """False if nobody reads the rows, so that none are written."""
 
     def __init__(self, log: Any) -> None:
-        self.group_at, self.grouped = log.group_at, log.grouped
+        self.group_at, self.grouped, self.kept = log.group_at, log.grouped, log.kept
         self.log = log
         self.table = np.zeros((BUFFERED_ROWS, log.width))
         self.used = 0

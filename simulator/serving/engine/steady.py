@@ -8,6 +8,9 @@ from typing import Any
 from simulator.serving.engine.common import cython
 from simulator.serving.engine.sequence import Sequence
 
+SLOTS = cython.declare(cython.longlong, 1024)
+"""Slots in which endings are counted by their step modulo this power of two; an empty slot saves a look-up."""
+
 
 @cython.final
 @cython.cclass
@@ -45,6 +48,8 @@ class Steady:
     """Number that needs another page, by the step modulo the tokens of a page."""
     _ending: dict[Any, Any]
     """Sequences in batch order, by the step in which they get their last token."""
+    _ending_slots: cython.longlong[::1]
+    """Steps of ``_ending`` in each slot."""
     _filling: cython.longlong[::1]
     """Number that reads fewer keys than a window has, by window."""
     _full: list[dict[int, int]]
@@ -56,6 +61,7 @@ class Steady:
         self._reserved, self._page_tokens, self._page_blocks = reserved, page_tokens, page_blocks
         self._growing = array("q", [0]) * page_tokens
         self._ending = {}
+        self._ending_slots = array("q", [0]) * SLOTS
         self.windows = self.keys = self._filling = array("q")
         self._full = []
 
@@ -95,6 +101,7 @@ class Steady:
         ending = self._ending.get(sequence.ends_at)
         if ending is None:
             self._ending[sequence.ends_at] = [sequence]
+            self._ending_slots[sequence.ends_at % SLOTS] += 1
         else:
             ending.append(sequence)
         if len(self._full) != len(self.windows):
@@ -125,7 +132,7 @@ class Steady:
     @cython.cfunc
     def ends(self) -> cython.bint:
         """True if a counted sequence gets its last token in the next step."""
-        return self._steps + 1 in self._ending
+        return self._ending_slots[(self._steps + 1) % SLOTS] > 0 and self._steps + 1 in self._ending
 
     @cython.cfunc
     def advance(self, now: cython.double) -> Any:
@@ -140,8 +147,9 @@ class Steady:
             if self._filling[w]:
                 self.keys[w] += self._filling[w]
                 self._filling[w] -= self._full[w].pop(self._steps, 0)
-        ending = self._ending.pop(self._steps, None)
+        ending = self._ending.pop(self._steps, None) if self._ending_slots[self._steps % SLOTS] else None
         if ending is not None:
+            self._ending_slots[self._steps % SLOTS] -= 1
             for sequence in ending:
                 self._settle(sequence)
                 self._count(sequence, -1)
@@ -155,6 +163,7 @@ class Steady:
             for sequence in ending:
                 self._settle(sequence)
         self._ending.clear()
+        self._ending_slots = array("q", [0]) * SLOTS
         self._full = []
         self._growing = array("q", [0]) * self._page_tokens
         self.count = self.cached = self.left = 0

@@ -89,7 +89,8 @@ class Fleet:
         positions = first.sampler.num_speculative_tokens if first.sampler is not None else 0
         grouped = any(pool.limits.groups > 1 for pool in self.pools)
         full_rows = full_step_rows // sum(pool.replicas for pool in self.pools)
-        steps = StepLog(len(first.timer.windows), full_rows, first.rule is not None, condense, grouped)
+        kept = condense is not StepLog.forget
+        steps = StepLog(len(first.timer.windows), full_rows, first.rule is not None, condense, grouped, kept)
         log = RunLog(stream, steps, positions, progress, self.seed)
         if stream.prefix_hashes is not None and any(
             one.rule.clairvoyant for pool in self.pools for one in pool.evictions

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
@@ -115,6 +116,8 @@ class HeadroomCases:
 
 GROWTH = 2.0
 """Ratio of the growth case's load to the planned load."""
+MANY_REQUESTS = 20_000
+"""Requests of a trace from which a plan starts processes at once."""
 MORE_TRIED = 3
 """Number of further replica counts that the growth case tries if the first misses the SLO."""
 FEWER_FOR_GROWTH = 1.25
@@ -181,7 +184,9 @@ def make_plan(study: StudyFile, objective: Objective, options: PlanOptions) -> P
             "for the queues of a busy hour to grow; --rate with the rate of its busiest hour plans for that hour"
         )
     refused = [Candidate(layout, counts[0], "refused", layout.refused) for layout in candidates if layout.refused]
-    with study_workers(options.jobs) as workers:
+    own = load.limited(study.scenario).workload
+    long_runs = load.kind == "trace" and len(generate_requests(own, options.seed)) >= MANY_REQUESTS
+    with study_workers(options.jobs, long_runs) as workers:
         search = HighestRates if rate is None else CheapestFirst
         searched = search(plan, load, usable, counts, workers).run()
     plan.candidates = [*searched, *refused]
@@ -356,6 +361,10 @@ def fault_words(error: Exception) -> tuple[str, str]:
     return "error", f"internal error, please report: {invariant}"
 
 
+StartedSearch = tuple[Callable[[], Any], float]
+"""Result of a search for a highest rate, and the highest rate that it can tell."""
+
+
 @dataclass(eq=False)
 class _Search:
     """Base of both searches: worker processes judge each candidate once."""
@@ -375,19 +384,21 @@ class _Search:
     def _seeds_of(self, scenario: Scenario) -> list[int]:
         return self._seeds if scenario.random else self._seeds[:1]
 
-    def _judged(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Callable[[], Verdict]:
-        """Start judging a candidate, or return the started work."""
+    def _judged(
+        self, layout: Layout, replicas: int, load: PlannedLoad, rate: float, interval: bool = False
+    ) -> Callable[[], Verdict]:
+        """Start judging a candidate, with the model error if wanted, or return the started work."""
         key = (id(layout), replicas, rate)
         if key not in self._started:
             driven = layout.with_replicas(load.at(layout.scenario, rate), replicas)
             seeds, confidence = self._seeds_of(driven), self._plan.options.confidence
-            arguments = (driven, self._plan.objective, seeds, not driven.random, confidence)
+            arguments = (driven, self._plan.objective, seeds, not driven.random, confidence, interval)
             self._started[key] = self._workers.start(_judge, *arguments)
         return self._started[key]
 
     def _search(
         self, layout: Layout, replicas: int, guess: float, longest: float, held: float = 0.0
-    ) -> tuple[Callable[[], Any], float] | None:
+    ) -> StartedSearch | None:
         """Begin the search for a highest rate; None if a run is too short for a verdict even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
         load = self._load.long_enough(driven, longest, self._longest_wait_s)
@@ -422,6 +433,8 @@ class CheapestFirst(_Search):
         self._tried: list[Candidate] = []
         self._ended = 0
         """Work finished so far, for progress: candidates judged plus searches for a highest rate."""
+        self._searches: dict[int, StartedSearch | None] = {}
+        """Search for the highest rate of each winner, by its identity; None if a run is too short for one."""
         self._unloaded_miss: dict[int, str | None] = {}
         """Layout -> reason why it misses the SLO even without load; None if it meets the SLO then."""
 
@@ -461,6 +474,8 @@ class CheapestFirst(_Search):
         self._tried.append(candidate)
         if candidate.status == "misses":
             self._next(index, place, candidate)
+        elif candidate.status == "meets" and self._plan.options.headroom:
+            self._searches[id(candidate)] = self._headroom_search(candidate)
         return candidate
 
     def _winners_of_other_chips(self, known: Set[str]) -> list[Candidate]:
@@ -549,7 +564,7 @@ class CheapestFirst(_Search):
         driven = layout.with_replicas(self._run_load.at(layout.scenario, rate), candidate.replicas)
         arguments = (driven, plan.options.seed, plan.objective, candidate.verdict)
         try:
-            held = self._workers.start(chance_to_hold, *arguments)()
+            held = candidate.verdict.held or self._workers.start(chance_to_hold, *arguments)()
             candidate.chance, candidate.intervals, candidate.likely, candidate.share = held
         except FAULTS as error:
             candidate.status, candidate.reason = fault_words(error)
@@ -565,11 +580,10 @@ class CheapestFirst(_Search):
 
     def _try(self, index: int, place: int) -> Candidate:
         """Judge a candidate while the next candidates of the queue are already being simulated."""
-        layout, replicas = self._layouts[index], self._counts[place]
-        self._judged(layout, replicas, self._run_load, self._rate)
-        for _, other, at in heapq.nsmallest(TRIED_AT_ONCE - 1, self._queue):
-            self._judged(self._layouts[other], self._counts[at], self._run_load, self._rate)
-        return self._candidate(layout, replicas, self._run_load, self._rate)
+        for other, at in [(index, place), *(one[1:] for one in heapq.nsmallest(TRIED_AT_ONCE - 1, self._queue))]:
+            layout, replicas, interval = self._layouts[other], self._counts[at], self._plan.options.interval
+            self._judged(layout, replicas, self._run_load, self._rate, interval)
+        return self._candidate(self._layouts[index], self._counts[place], self._run_load, self._rate)
 
     def _candidate(self, layout: Layout, replicas: int, load: PlannedLoad, rate: float) -> Candidate:
         """The judged candidate; if it cannot be run, the error becomes its reason and does not end the plan."""
@@ -598,16 +612,15 @@ class CheapestFirst(_Search):
             words = f"costs {number(cost / cheapest, 3)} times the best" if cheapest < inf else "not reached"
             self._tried.append(Candidate(self._layouts[index], self._counts[place], "not simulated", words))
 
+    def _headroom_search(self, winner: Candidate) -> StartedSearch | None:
+        """Begin the search for the highest rate of a winning layout."""
+        guess, steady = 1.1 * self._rate, winner.layout.steady
+        longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
+        return self._search(winner.layout, winner.replicas, guess, longest, held=self._rate)
+
     def _find_headroom(self, winners: Sequence[Candidate]) -> None:
-        """Search the highest rate of every winning layout, in parallel."""
-        searches = []
-        for winner in winners:
-            guess = 1.1 * self._rate
-            steady = winner.layout.steady
-            longest = max(guess, steady.most_rate * winner.replicas if steady is not None else 2.0 * guess)
-            search = self._search(winner.layout, winner.replicas, guess, longest, held=self._rate)
-            if search is not None:
-                searches.append((winner, *search))
+        """Highest rate of every winning layout, searched in parallel."""
+        searches = [(one, *search) for one in winners if (search := self._searches[id(one)]) is not None]
         for winner, search_of, most in searches:
             try:
                 rate, tried, highest, _ = search_of()
@@ -785,9 +798,13 @@ class HighestRates(_Search):
 
 
 def _judge(
-    scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool, confidence: float
+    scenario: Scenario, objective: Objective, seeds: Sequence[int], resample: bool, confidence: float, interval: bool
 ) -> Verdict:
-    return judge(objective, trial(scenario, objective, seeds, resample), confidence)
+    verdict = judge(objective, trial(scenario, objective, seeds, resample), confidence)
+    if interval and verdict.meets:
+        with suppress(*FAULTS):  # raised again where the certainty is needed
+            verdict = replace(verdict, held=chance_to_hold(scenario, seeds[0], objective, verdict))
+    return verdict
 
 
 def miss_words(verdict: Verdict, confidence: float) -> str:

@@ -201,6 +201,8 @@ class Verdict:
     observation: Observation
     tried: tuple[LoadPoint, ...] = ()
     """Loads tried in the search for a highest rate that ended with this verdict, ascending."""
+    held: Held | None = None
+    """Certainty with the model error; None if not computed."""
 
     def at(self, request_rate: float) -> tuple[LoadPoint, ...]:
         """The verdict as a load point (throughput and speed); empty if no answer has a second token."""
