@@ -8,8 +8,7 @@ from dataclasses import replace
 from simulator.llm.architecture import Architecture, MtpModule
 from simulator.llm.fields import Fields
 from simulator.llm.hf_families import Family, Flag, known_family, refuse_unread, text_type
-from simulator.llm.hf_hybrid import READERS, nemotron_blocks
-from simulator.llm.hf_layers import Config, Layers
+from simulator.llm.hf_layers import Config, Layers, uniform_layers
 from simulator.llm.hf_quantization import cache_dtype, checkpoint_dtypes
 from simulator.llm.layers import Tensor, group_layers, layer_order
 
@@ -50,7 +49,7 @@ def from_hf_config(
         hidden=fields.whole("hidden_size"),
         max_position=fields.whole_or("max_position_embeddings", None),
     )
-    layers = READERS[family.layers](read)
+    layers = _layers(family.layers, read)
     dtypes, dtype_notes = checkpoint_dtypes(fields, layers.layers, read.hidden)
     positions = 0
     if family.extra_positions is not None:
@@ -78,6 +77,14 @@ def from_hf_config(
     for part in (outer, fields):
         refuse_unread(part)
     return architecture
+
+
+def _layers(reader: str, config: Config) -> Layers:
+    if reader == "uniform":
+        return uniform_layers(config)
+    from simulator.llm.hf_hybrid import READERS
+
+    return READERS[reader](config)
 
 
 def _text_part(outer: Fields) -> tuple[Fields, tuple[str, ...]]:
@@ -113,6 +120,8 @@ def _family(fields: Fields) -> tuple[Family, Fields]:
         if common not in values and own in values:
             values[common] = fields.get(own)
     if model_type == "nemotron_h" and values.get("num_hidden_layers") is None:
+        from simulator.llm.hf_hybrid import nemotron_blocks
+
         values["num_hidden_layers"] = len(nemotron_blocks(fields, "hybrid_override_pattern", "layers_block_type"))
     if model_type == "falcon" and not fields.flag("new_decoder_architecture", False):
         # ``FalconConfig`` counts KV heads by three fields: grouped, one for all, or one per head

@@ -22,7 +22,6 @@ from simulator.llm.hf_layers import (
     read_layer_mlps,
     read_moe,
     read_windows,
-    uniform_layers,
 )
 from simulator.llm.layers import Attention, DenseMlp, FeedForward, Layer, Mixer, Tensor
 from simulator.llm.mixers import (
@@ -426,7 +425,6 @@ def _step(config: Config) -> Layers:
 
 
 READERS: Mapping[str, Callable[[Config], Layers]] = {
-    "uniform": uniform_layers,
     "delta-net": _delta_net,
     "kimi": _kimi,
     "nemotron-h": _nemotron_h,

@@ -19,7 +19,6 @@ from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields
 from simulator.llm.layers import PARTS, Attention, DenseMlp, FeedForward, LatentMoeMlp, Layer, LayerGroup, Mixer, MoeMlp
-from simulator.llm.mixers import MIXERS
 
 Described = TypeVar("Described")
 
@@ -84,6 +83,8 @@ def _group(fields: Fields) -> LayerGroup:
 
 
 def _mixer(fields: Fields) -> Mixer:
+    from simulator.llm.mixers import MIXERS
+
     kind = fields.choice("kind", ("gqa", "mla", *MIXERS), "gqa")
     return _built(fields, MIXERS[kind], "kind") if kind in MIXERS else _attention(fields, kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,19 +18,6 @@ from simulator.llm import load_architecture
 from simulator.llm.load import readable_checkpoint
 from simulator.llm.published_names import kept_wider
 from simulator.running.assumptions import Assumptions, Factors
-from simulator.running.drafting import (
-    DrafterFactory,
-    DraftRequest,
-    adjusted_drafter,
-    always_full,
-    build_drafter,
-    drafting_notes,
-    drafting_rule,
-    lookahead_tokens,
-    trims,
-    verified_survival,
-    verify_budget,
-)
 from simulator.running.engine_defaults import replaced_scheduler
 from simulator.running.refusals import (
     chained_cards,
@@ -44,12 +31,15 @@ from simulator.running.scenario import Scenario
 from simulator.serving import EngineLimits, KvTransferConfig, Pool, RouterConfig, StoreSpace
 from simulator.serving.store_config import KvStoreConfig, SharedStoreConfig
 from simulator.speculation import AcceptanceSampler, PolicyFactory, attention_level, borrowed_acceptance, sampler_of
-from simulator.speculation.confidence import drafts_that_vary
 from simulator.speculation.proposal import input_slots, proposal
+from simulator.speculation.speculation_config import trims
 from simulator.timing.framework import SORTED_COPIES, Framework
 from simulator.timing.hardware_config import SERVER_CHIPS, LayerShare
 from simulator.timing.mixed_chips import HostKernels, OtherDevice, SlowestKernels
 from simulator.timing.releases import reaches
+
+if TYPE_CHECKING:
+    from simulator.running.drafting import DrafterFactory
 
 _LATELY: deque[timing.ModelTimer] = deque(maxlen=64)
 """Recent timing models, latest first, so that the runs of a study share recorded prices. The search is linear, because
@@ -217,6 +207,8 @@ def _as_pool(scenario: Scenario, name: str, pool: PoolBuild) -> PoolBuild:
 
 def _without_draft_kv(scenario: Scenario, pool: PoolBuild) -> PoolBuild:
     """Add a policy to a pool if prompts arrive without the drafter's KV: it catches up, or lacks context."""
+    from simulator.running.drafting import always_full
+
     config, speculation, timer = scenario.kv_transfer or KvTransferConfig(), scenario.speculation, pool.timer
     if config.draft_kv == "send" or speculation is None or not isinstance(timer, timing.ModelTimer) or pool.rule:
         return pool
@@ -266,6 +258,8 @@ class _Replica:
         timer = self._timer(target, drafting.drafter, groups, self._largest_step(most_seqs, drafting.drafted + 1))
         rule = budget = None
         if speculation is not None and drafting.drafter is not None:
+            from simulator.running.drafting import adjusted_drafter, drafting_rule, verify_budget
+
             assert drafting.sampler is not None
             budget = verify_budget(speculation, timer, drafting.sampler.rates, most_seqs) if self._trims else None
             rule = drafting_rule(speculation, timer, make_policy, self.seed, engine.stepping == "exact-steps")
@@ -400,16 +394,19 @@ class _Replica:
         speculation = self.speculation
         if speculation is None or speculation.method == "none":
             return _Drafting()
+        from simulator.running import drafting
+        from simulator.speculation.confidence import drafts_that_vary
+
         proposed = proposal(speculation)
         largest_step = self._largest_step(most_seqs, proposed.nodes + 1)
         stages = 1 if chained_cards(self.scenario) > 1 else self.hardware.pipeline_parallel
-        request = DraftRequest(speculation, proposed, target, most_seqs, largest_step, stages)
+        request = drafting.DraftRequest(speculation, proposed, target, most_seqs, largest_step, stages)
         with at_field("speculation.draft"):
-            drafter = (make_drafter or build_drafter)(request)
-        survival = verified_survival(speculation)
+            drafter = (make_drafter or drafting.build_drafter)(request)
+        survival = drafting.verified_survival(speculation)
         acceptance = drafts_that_vary(speculation, float(survival[0]))
         sampler = sampler_of(acceptance, survival, self.seed, speculation.draft)
-        return _Drafting(drafter, sampler, proposed.nodes, lookahead_tokens(speculation, proposed))
+        return _Drafting(drafter, sampler, proposed.nodes, drafting.lookahead_tokens(speculation, proposed))
 
     def _other_devices(self, target: timing.Deployment) -> tuple[OtherDevice, ...]:
         """Further chips of the machine, with the layers or experts that each chip runs."""
@@ -666,6 +663,8 @@ class _Replica:
                 f"(hardware.expert_routing)"
             )
         if self.speculation is not None:
+            from simulator.running.drafting import drafting_notes
+
             yield from drafting_notes(self.speculation)
         if borrowed is not None:
             yield borrowed

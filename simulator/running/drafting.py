@@ -50,7 +50,7 @@ from simulator.speculation.confidence import (
 )
 from simulator.speculation.level_decay import conditional_rates
 from simulator.speculation.methods import METHODS
-from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
+from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named, trims
 from simulator.timing.framework import DraftOverhead
 
 RECOVERY_TOKENS = 64
@@ -279,11 +279,6 @@ def always_full(config: SpeculationConfig, starved: bool) -> DraftingRule:
     """Policy of full drafts, for drafters that compute skipped tokens later or (``starved``) never recover them."""
     always = BatchTable((config.depth,))
     return DraftingRule(lambda: always, config.depth, recovery_tokens=RECOVERY_TOKENS if starved else 0)
-
-
-def trims(config: SpeculationConfig | None) -> bool:
-    """True if a step verifies only some draft tokens: the most valuable tokens, or the tokens that a grammar forces."""
-    return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)
 
 
 def verify_budget(

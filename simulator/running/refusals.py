@@ -34,7 +34,6 @@ from simulator.speculation.attention_level.alspec_config import AttentionSpecula
 from simulator.speculation.methods import METHODS
 from simulator.speculation.proposal import input_slots, proposal
 from simulator.speculation.speculation_config import CONFIDENCE_BUDGET, GRAMMAR, named
-from simulator.timing import resolve_weight_dtypes
 from simulator.timing.framework import LOCAL_FRAMEWORKS, load_framework
 from simulator.timing.hardware_config import HardwareConfig, LayerShare
 from simulator.workload.workload_config import WorkloadConfig
@@ -281,7 +280,7 @@ def _refuse_experts(scenario: ScenarioFields) -> None:
         raise ForerunError(f"hardware.layers_on: {architecture.name} has no experts; remove part: experts")
     stored = {"marlin": ("int4", "fp4", "mxfp4", "nvfp4a16"), "mxfp8": ("mxfp4",)}.get(scenario.engine.moe_backend)
     if stored is not None:
-        dtype = resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
+        dtype = timing.resolve_weight_dtypes(architecture, scenario.weights_dtype)["expert"]
         if not experts or dtype not in stored:
             kind = f"experts in {dtype}" if experts else "no experts"
             raise ForerunError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import simulator.timing as timing
 from forerun.arrays import FloatArray, IntArray
 from forerun.errors import ForerunError, shown
 from simulator.running.build import build_pools
@@ -15,18 +16,6 @@ from simulator.running.refusals import refuse_failures_and_pools
 from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
 from simulator.serving.compiled import engine_module
 from simulator.serving.prices import prices_of
-from simulator.timing import (
-    AdjustedDrafter,
-    DraftStep,
-    Kernel,
-    MemoryPlan,
-    ModelTimer,
-    StepWork,
-    running,
-    sequence_work,
-    tracked_longest,
-)
-from simulator.timing.kernels import other_device_kernel
 
 Prompts = Sequence[tuple[int, int]] | IntArray
 Contexts = int | Sequence[int] | IntArray
@@ -87,12 +76,12 @@ class StepTime:
         refuse_failures_and_pools(scenario)
         (self._pool,) = build_pools(scenario)
         timer, speculation = self._pool.timer, scenario.speculation
-        assert isinstance(timer, ModelTimer)
+        assert isinstance(timer, timing.ModelTimer)
         self._drafts, self._most, self._depth = timer.drafter is not None, 0, 0
         if timer.drafter is not None and speculation is not None:
             self._most, self._depth = self._pool.limits.query_len - 1, speculation.depth
-            timer = replace(timer, adjusted=timer.adjusted or AdjustedDrafter(timer.drafter, self._depth))
-        self._timer, self._windows, self._longest = timer, timer.windows, tracked_longest(timer)
+            timer = replace(timer, adjusted=timer.adjusted or timing.AdjustedDrafter(timer.drafter, self._depth))
+        self._timer, self._windows, self._longest = timer, timer.windows, timing.tracked_longest(timer)
         self._prices = prices_of(timer, engine_module(scenario.engine.stepping == "exact-steps"))
         self._largest = timer.target.max_tokens
 
@@ -140,18 +129,19 @@ class StepTime:
         draft_tokens: int | None = None,
         *,
         sampled: int | None = None,
-    ) -> list[Kernel]:
+    ) -> list[timing.Kernel]:
         """Kernels of one step, with arguments as in ``seconds``: each has a name, family, bound, FLOPs and bytes.
 
         The exposed work of the host is the last one, of family ``host``: the sum of ``step_s`` is the step's seconds.
         """
         work, draft = self._work(prefill, decode, draft_tokens, sampled)
-        many = StepWork.of_numbers([np.array([number]) for number in work.numbers])
-        drafted = None if draft is None else DraftStep.of_numbers([np.array([number]) for number in draft.numbers])
-        host_s = self._timer.costs(many, drafted).host_s
-        return running([*self._timer.kernels(many, drafted), other_device_kernel("host", "host", host_s)])
+        many = timing.StepWork.of_numbers([np.array([number]) for number in work.numbers])
+        drafts = None if draft is None else [np.array([number]) for number in draft.numbers]
+        drafted = None if drafts is None else timing.DraftStep.of_numbers(drafts)
+        host = timing.kernels.other_device_kernel("host", "host", self._timer.costs(many, drafted).host_s)
+        return timing.running([*self._timer.kernels(many, drafted), host])
 
-    def memory(self) -> MemoryPlan:
+    def memory(self) -> timing.MemoryPlan:
         """Bytes in use on a chip by what they hold, and the KV blocks of the replica."""
         return self._pool.memory
 
@@ -167,13 +157,13 @@ class StepTime:
 
     def _work(
         self, prefill: Prompts, decode: Contexts, draft_tokens: int | None, sampled: int | None
-    ) -> tuple[StepWork[int], DraftStep[int] | None]:
+    ) -> tuple[timing.StepWork[int], timing.DraftStep[int] | None]:
         """Work of a step and of its drafter; one line for numbers that no step can have."""
         drafts = self._most if draft_tokens is None else draft_tokens
         chunks, contexts = _plain(prefill), [decode] if isinstance(decode, int) else _plain(decode)
         try:
             wrong = any(new < 1 or cached < 0 for new, cached in chunks) or (contexts and min(contexts) < 0)
-            work = sequence_work(self._windows, chunks, contexts, drafts + 1, sampled, self._longest)
+            work = timing.sequence_work(self._windows, chunks, contexts, drafts + 1, sampled, self._longest)
             wrong = wrong or drafts < 0 or not 0 <= work.sampled_prefills <= len(chunks)
         except (TypeError, ValueError):
             wrong = True
@@ -192,7 +182,7 @@ class StepTime:
         if drafts > self._depth:
             raise ForerunError(f"StepTime: draft_tokens {drafts}: the drafter proposes at most {self._depth}")
         none = (0,) * len(self._windows)
-        return work, DraftStep(drafts, 0, 0, 0, none, none)
+        return work, timing.DraftStep(drafts, 0, 0, 0, none, none)
 
 
 def _plain(numbers: Any) -> Any:

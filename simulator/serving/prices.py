@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulator.timing import (
-    EngineTimer,
-    HeadsDrafter,
-    HostDrafter,
-    ModelTimer,
-    ParallelDrafter,
-    RemoteDrafter,
-    SequentialDrafter,
-)
+import simulator.timing as timing
+
+if TYPE_CHECKING:
+    from simulator.timing import EngineTimer
 
 INTERPRETED = "interpreted"
 """``SOURCE`` of an engine that is not compiled."""
-DRAFTERS = (type(None), HeadsDrafter, HostDrafter, ParallelDrafter, RemoteDrafter, SequentialDrafter)
-"""Drafters whose parts depend on the step alone."""
+DRAFTERS = ("HeadsDrafter", "HostDrafter", "ParallelDrafter", "RemoteDrafter", "SequentialDrafter")
+"""Drafters of ``simulator.timing`` whose parts depend on the step alone."""
 
 
 def prices_of(timer: EngineTimer, engine: Any) -> Any:
@@ -28,5 +23,6 @@ def prices_of(timer: EngineTimer, engine: Any) -> Any:
         timer: the timing model.
         engine: the engine's module.
     """
-    recordable = isinstance(timer, ModelTimer) and type(timer.drafter) in DRAFTERS
+    drafters = (type(None), *(getattr(timing, name) for name in DRAFTERS))
+    recordable = isinstance(timer, timing.ModelTimer) and type(timer.drafter) in drafters
     return engine.RecordedPrices(timer) if recordable and engine.SOURCE != INTERPRETED else engine.Prices(timer)

@@ -590,3 +590,8 @@ class SpeculationConfig(Section):
                 f"acceptance.{name} has {measured} positions, {drafted} {self.depth}; "
                 f"give a rate for every position, or set acceptance.extrapolate: true"
             )
+
+
+def trims(config: SpeculationConfig | None) -> bool:
+    """True if a step verifies only some draft tokens: the most valuable tokens, or the tokens that a grammar forces."""
+    return config is not None and (config.method == GRAMMAR or named(config.policy).name == CONFIDENCE_BUDGET)

@@ -16,7 +16,6 @@ from forerun.yaml_files import packaged
 from hwprofiles import Chip, Source
 from simulator.llm.architecture import Architecture
 from simulator.llm.layers import Attention, MoeMlp
-from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention
 from simulator.timing.releases import reaches
 
 LOCAL_FRAMEWORKS = ("llama.cpp", "mlx")
@@ -247,6 +246,8 @@ class Framework(BaseModel):
             ranks: tensor-parallel chips that the host launches each kernel on.
             graphs: whether other steps run captured graphs.
         """
+        from simulator.llm.mixers import CompressedAttention, Recurrent, SelectiveAttention
+
         routed = expert_layers(architecture)
         launch_s = max(self.eager_launch_s, 0.0 if graphs else self.uncompiled_launch_s)
         launch_s += self.eager_rank_s * (ranks - 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+import simulator.timing as timing
 from forerun.arrays import FloatArray
 from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import Role
@@ -17,7 +18,6 @@ from simulator.serving.kv_stores import LRU, EvictionFacts
 from simulator.serving.limits import EngineLimits
 from simulator.serving.prices import prices_of
 from simulator.serving.rules import SCHEDULERS, SchedulerFacts
-from simulator.timing import EngineTimer, ModelTimer, StagedTimer
 
 if TYPE_CHECKING:
     from simulator.serving.drafting import DraftingRule
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from simulator.speculation import AcceptanceSampler
     from simulator.speculation.attention_level.drawn import DrawnHits, DrawnTimer
     from simulator.speculation.confidence import VerifyBudget
+    from simulator.timing import EngineTimer
     from traces import PrefixHashes
 
 
@@ -110,7 +111,7 @@ class Pool:
     @property
     def staged(self) -> bool:
         """True if its replicas have pipeline stages."""
-        return isinstance(self.timer, StagedTimer)
+        return isinstance(self.timer, timing.StagedTimer)
 
     def refusal(self, input_tokens: int, output_tokens: int) -> str | None:
         """Reason why a request can never be served here, or None when it can."""
@@ -172,9 +173,9 @@ class ReplicaBuilder:
         pool, engine, timer = self.pool, self.engine, self.pool.timer
         prices = self._prices
         if pool.hits is not None:
-            assert isinstance(timer, ModelTimer)
+            assert isinstance(timer, timing.ModelTimer)
             prices = self._make_prices(pool.hits.timer(timer, index))
-        stages = {"stages": timer.stages} if isinstance(timer, StagedTimer) else {}
+        stages = {"stages": timer.stages} if isinstance(timer, timing.StagedTimer) else {}
         core: Engine = (engine.PipelinedEngine if stages else engine.Engine)(
             **stages,
             index=index,
@@ -225,7 +226,7 @@ class ReplicaBuilder:
         pool, swap = self.pool, self.pool.swap
         reads = [(self._store_lanes(index, store)[0], store.first_share) for store in pool.stores if not store.shared]
         lane = None if swap is None else self._lane(index, "swap", swap.latency_s, swap.read_bytes_per_s)
-        stages = pool.timer.stages if isinstance(pool.timer, StagedTimer) else 1
+        stages = pool.timer.stages if isinstance(pool.timer, timing.StagedTimer) else 1
         block_bytes = 0.0 if swap is None else swap.block_bytes
         copies: Copies = self.engine.Copies(self._clock(index), reads, lane, block_bytes, stages)
         return copies
