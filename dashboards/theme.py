@@ -28,6 +28,9 @@ BLUE, ORANGE, GREEN, PINK, VERMILLION, SKY, GREY = (
     "#8c949e",
 )
 
+LIGHT_BLUE = "#2b90d2"
+"""``BLUE`` on a dark background, where that alone is dim: its contrast there is 3.3."""
+
 COLOURS = {
     "compute": BLUE,
     "memory": ORANGE,
@@ -112,8 +115,14 @@ def light_template() -> go.layout.Template:
 
 @cache
 def dark_template() -> go.layout.Template:
-    """Light ink on near-black."""
-    return _template(ink="#e6e9ec", muted="#9da7b1", paper="#161b22", grid="#2b323b")
+    """Light ink on near-black. ``layout.meta`` has the colours that scripts replace, with their lighter variants."""
+    template = _template(ink="#e6e9ec", muted="#9da7b1", paper="#161b22", grid="#2b323b")
+    return template.update(layout={"meta": {BLUE: LIGHT_BLUE, _channels(BLUE): _channels(LIGHT_BLUE)}})
+
+
+def _channels(colour: str) -> str:
+    """Red, green and blue, as in ``rgba(...)``."""
+    return ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
 
 
 def _template(ink: str, muted: str, paper: str, grid: str) -> go.layout.Template:
@@ -267,7 +276,7 @@ def add_fan(
         wide: level of the wider band, percent; that of the other is 50.
     """
     places, table = np.asarray(x, dtype=np.float64), np.asarray(ends, dtype=np.float64)
-    rgb = ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+    rgb = _channels(colour)
     known = np.isfinite(table)
     name = f"{'50 and ' if known[:, 1:3].any() else ''}{wide} % intervals{when}"
     for low, high, opacity in ((0, 3, 0.2), (1, 2, 0.36)):

@@ -6,15 +6,9 @@
   var dark = window.matchMedia("(prefers-color-scheme: dark)");
   var config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
-  function layoutOf(figure, place) {
-    var layout = Object.assign({}, figure.layout, { template: dark.matches ? templates.dark : templates.light });
-    delete layout.width;
-    layout.autosize = true;
-    return window.forerunTitle(layout, place, figure.data);
-  }
   function draw(place) {
-    var figure = figures[place.id];
-    Plotly.react(place, figure.data, layoutOf(figure, place), config);
+    var figure = window.forerunFigure(figures[place.id], dark.matches ? templates.dark : templates.light);
+    Plotly.react(place, figure.data, window.forerunTitle(figure.layout, place, figure.data), config);
   }
   // One figure a frame, from the top: the first can be read while the others are drawn.
   function drawInTurn(places) {

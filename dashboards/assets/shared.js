@@ -44,6 +44,16 @@
       return { text: name, x: 0, xref: "paper", xanchor: "left", y: places[index], yshift: 13, showarrow: false, font: { size: 11 } };
     }));
   }
+  // A figure for a template: colours that are dim on its background are replaced by those that the template names.
+  window.forerunFigure = function (spec, template) {
+    var lighter = template.layout.meta || {}, text = JSON.stringify({ data: spec.data, layout: spec.layout });
+    Object.keys(lighter).forEach(function (colour) { text = text.split(colour).join(lighter[colour]); });
+    var figure = JSON.parse(text);
+    figure.layout.template = template;
+    figure.layout.autosize = true;
+    delete figure.layout.width;
+    return figure;
+  };
   window.forerunTitle = function (layout, place, data) {
     named(data || [], layout, place && seen(place));
     var top = (layout.margin && layout.margin.t) || layout.template.layout.margin.t;

@@ -62,7 +62,11 @@ def replay_conclusion(document: Document) -> str:
     if "scores" in document:
         scores = [score for score in document["scores"] if score["group"] == "all" and score["metric"] in METRIC_WORDS]
         errors = [f"{metric_title(score['metric'])[0]} {number(score['median_ape'], 3)} %" for score in scores]
-        return f"Predictions are off in the median by: {', '.join(errors)}." if errors else ""
+        if not errors:
+            return ""
+        if len(document["runs"]) > 1:
+            return f"Predictions are off in the median by: {', '.join(errors)}."
+        return f"The prediction is off by: {', '.join(errors)}. --explain says whether that is usual, and why."
     if (overall := document.get("overall")) is None:
         return ""
     inside = "" if (share := overall.get("coverage90")) is None else f"; {number(share, 3)} % lie within nine in ten"
@@ -198,7 +202,7 @@ def run_replay_tables(document: Document) -> list[Table]:
         columns = (f"{run['name']}: {run_load(run)}, {run_engine(run)}", "measured", "predicted")
         runs = [[_column(metric), *_judged(run, metric)] for metric in shown]
     inside = ("inside 90 %",) if any(score.get("coverage90") is not None for score in document["scores"]) else ()
-    heads = ("metric", "group", "runs", *ERRORS.values(), "simulated", *inside)
+    heads = ("metric", "group", "runs", *ERRORS.values(), "simulated (%)", *inside)
     scores = [row[: len(heads)] for row in scores]
     wanted = ("run", "metric", "error (%)", "measured", "predicted", "load")
     over_runs = [

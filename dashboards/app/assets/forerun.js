@@ -37,9 +37,7 @@
       if (card && card.drawn === now) { return [places.no_update, places.no_update]; }
       if (card) { card.drawn = now; }
       if (!spec) { return [{ data: [], layout: {} }, { display: "none" }]; }
-      var layout = Object.assign({}, spec.layout, { template: templates[scheme || "light"], autosize: true });
-      var data = spec.data;
-      delete layout.width;
+      var whole = window.forerunFigure(spec, templates[scheme || "light"]), layout = whole.layout, data = whole.data;
       delete layout.height;
       if (phone.matches) {
         layout.margin = Object.assign({ r: 20 }, layout.margin);
