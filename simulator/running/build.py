@@ -508,6 +508,7 @@ class _Replica:
             num_blocks=num_blocks,
             page_tokens=memory.page_tokens,
             window_blocks=memory.window_blocks if self._keeps_window_blocks(framework) else 0.0,
+            window_room=memory.window_room,
             watermark_blocks=int(engine.kv_watermark * num_blocks),
             max_model_len=engine.max_model_len or self.architecture.max_position,
             chunked_prefill=engine.enable_chunked_prefill and engine.rules.cuts_prompts,

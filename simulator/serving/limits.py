@@ -50,6 +50,8 @@ class EngineLimits:
     cache; 0 = one block's."""
     window_blocks: float = 0.0
     """Blocks that each cached block adds to the prefix cache when a sliding window has passed it; 0 = none."""
+    window_room: float = 0.0
+    """Memory for windows of running requests, as a share of that of the blocks."""
     scheduler_steps: int = 1
     """Decode steps of a batch that run before requests are admitted again."""
     schedules_ahead: bool = False

@@ -53,6 +53,8 @@ class MemoryPlan:
     """Unused bytes of key pages, which are padded to the size of a recurrent state."""
     window_blocks: float = 0.0
     """Blocks that the layers with a window take for each block of the others, without windows."""
+    window_room: float = 0.0
+    """Memory for windows of running requests, as a share of that of the blocks; idle blocks fill it while nothing runs."""
 
     @property
     def split(self) -> dict[str, float] | None:
@@ -353,7 +355,8 @@ def _plan_stage(
         page = hybrid.caching_groups * hybrid.group_bytes + (draft.kv_bytes_per_token if draft else 0.0) * page_tokens
     left -= states
     used = weights + draft_weights + activations + states
-    left -= window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size, usual_tokens)
+    windows = window_bytes(deployment, left, per_token, max_tokens, max_num_seqs, block_size, usual_tokens)
+    left -= windows
     pages = (int(left // page) if page else ANY) if left > 0 else 0
     if num_kv_blocks is not None and weights + draft_weights < deployment.chip.memory.capacity_bytes:
         pages = num_kv_blocks * block_size // page_tokens
@@ -386,6 +389,7 @@ def _plan_stage(
         page_tokens=page_tokens,
         padding_bytes=pages * (page - page_tokens * per_token) if hybrid is not None else 0.0,
         window_blocks=window_blocks(deployment),
+        window_room=windows / (pages * page) if windows and num_kv_blocks is None else 0.0,
     )
 
 

@@ -303,5 +303,6 @@ class ReplicaBuilder:
                 recompute_s=pool.recompute_s,
                 first_walk=(replica * groups + group) << 36,
                 window_blocks=pool.limits.window_blocks,
+                window_room=pool.limits.window_room,
                 eviction=self._policy(pool.eviction, replica),
             )

@@ -71,6 +71,16 @@ def test_blocks_that_windows_passed_age_the_others(size, window_blocks, capacity
         assert sum(kept[: prompts - len(last)]) == (min(size, rest // 2) if len(last) < prompts else 0)
 
 
+def test_idle_blocks_fill_the_room_of_windows_of_requests_that_do_not_run():
+    """Each of 90 prompts of two blocks leaves two passed ones: 200 free blocks keep 50 prompts, and half more 75."""
+    for room, kept in ((0.0, 50), (0.5, 75)):
+        cache = cache_of([[n] for n in range(90)], window_blocks=1.0, window_room=room)
+        for n in range(90):
+            serve(cache, n, 32)
+            cache.shrink(200)
+        assert sum(cache.match(n, 10**6)[0] for n in range(90)) == kept
+
+
 def test_passed_blocks_are_in_no_index_and_in_no_store():
     lists = [[1, 2, 3], [4, 5, 6]]
     index = HolderIndex(PrefixHashes.from_lists(lists, 32))

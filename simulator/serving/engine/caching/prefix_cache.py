@@ -115,6 +115,8 @@ class PrefixCache(NoPrefixCache):
         eviction: policy of eviction, and the hash blocks of all requests; None: LRU.
         window_blocks: KV blocks of layers with a window that stay cached for each block computed. Nothing is found by
             them alone, but they age the others in LRU order; other policies evict them at once.
+        window_room: room for windows of running requests, as a share of the KV blocks. With ``window_blocks``, idle
+            blocks fill the share of it that free blocks are of all.
     """
 
     _order: EvictionOrder | None
@@ -146,6 +148,7 @@ class PrefixCache(NoPrefixCache):
     _whole: cython.longlong
     """KV blocks per full hash block."""
     _window_blocks: cython.double
+    _window_room: cython.double
     _owed: cython.double
     """Fraction of a block that windows have passed and that no whole block stands for yet."""
     _passed: cython.longlong
@@ -183,6 +186,7 @@ class PrefixCache(NoPrefixCache):
         first_walk: int = 0,
         eviction: tuple[Eviction, PrefixHashes] | None = None,
         window_blocks: float = 0.0,
+        window_room: float = 0.0,
     ) -> None:
         tier: Tier
         NoPrefixCache.__init__(self)
@@ -212,6 +216,7 @@ class PrefixCache(NoPrefixCache):
         self._whole = self._hash_block_tokens // self._block_size
         self._walks, self._passed = first_walk, 0
         self._window_blocks, self._owed = (window_blocks if eviction is None else 0.0), 0.0
+        self._window_room = window_room if self._window_blocks else 0.0
         self._matched = self._blocks = self._here = self._in_use = self._kept_here = self._changes = 0
         self._seen_request = self._seen_tokens = self._seen_changes = self._seen_spared = -1
         self._seen_s = 0.0
@@ -566,6 +571,7 @@ class PrefixCache(NoPrefixCache):
         slot: cython.longlong
         hash_block: cython.longlong
         blocks: cython.longlong
+        free_blocks += int(free_blocks * self._window_room)
         while self.idle_blocks > free_blocks and self._hash_blocks.oldest >= 0:
             slot = self._hash_blocks.oldest
             if self._order is not None:
