@@ -159,6 +159,7 @@ def roomy(scenario: Scenario, batch: int, most_drafted: int, **speculation: obje
     engine = scenario.engine
     return scenario.with_values(
         {
+            "engine.num_kv_blocks": engine.num_kv_blocks and max(engine.num_kv_blocks, batch * engine.page_tokens),
             "engine.max_num_seqs": max(engine.max_num_seqs, batch),
             "engine.max_num_batched_tokens": max(engine.max_num_batched_tokens, batch * (most_drafted + 1) + 1),
             **{f"speculation.{name}": value for name, value in speculation.items()},

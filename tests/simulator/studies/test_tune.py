@@ -93,6 +93,14 @@ def test_nothing_accepted_never_pays():
     assert (nothing.crossover_batch, nothing.best) == ((0.0,) * 3, (0,) * 4)
 
 
+def test_batches_beyond_the_blocks_of_the_scenario_are_priced():
+    """A drafter in one pass computes masked positions of every sequence, however few blocks there are."""
+    few = scenario(method="parallel-draft").with_values(
+        {"engine.num_kv_blocks": 64, "engine.max_num_batched_tokens": 512}
+    )
+    assert len(tune_document(find_drafts(few, (1, 1024), (512,), (2,)), "vllm")["table"]) == 2
+
+
 def test_less_acceptance_moves_the_crossover_down():
     low, high = (
         tune_document(
