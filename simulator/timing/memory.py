@@ -54,7 +54,7 @@ class MemoryPlan:
     window_blocks: float = 0.0
     """Blocks that the layers with a window take for each block of the others, without windows."""
     window_room: float = 0.0
-    """Memory for windows of running requests, as a share of that of the blocks; idle blocks fill it while nothing runs."""
+    """Memory for windows of running requests, as a share of that of the blocks. Idle blocks fill what is free of it."""
 
     @property
     def split(self) -> dict[str, float] | None:
