@@ -358,7 +358,7 @@ def _parts(name: str) -> set[str]:
 
 def install_hint(extra: str) -> str:
     """Hint with the command that installs the optional dependencies ``extra``."""
-    return f"in Forerun's checkout: pip install -e '.[{extra}]'"
+    return f"pip install 'forerun[{extra}]'"
 
 
 def shown(value: object, width: int = 40) -> str:

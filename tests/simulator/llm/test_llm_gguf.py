@@ -231,5 +231,5 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ForerunError, match=r"in Forerun's checkout: pip install -e '\.\[local\]'$"):
+    with pytest.raises(ForerunError, match=r"pip install 'forerun\[local\]'$"):
         load_architecture(path)

@@ -119,7 +119,7 @@ def test_without_torch_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["measure", "--output", str(tmp_path / "x.csv")]) == 2
     error = capsys.readouterr().err
-    assert "pip install -e '.[measure]'" in error
+    assert "pip install 'forerun[measure]'" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "x.csv").exists()
 

@@ -190,5 +190,5 @@ def test_a_missing_extra_is_one_line_that_names_it(absent, argv, extra, place, t
         importlib.util, "find_spec", lambda name, package=None: None if name == absent else result(name, package)
     )
     line = forerun(*argv.replace("SCENARIO", str(place / "scenario.json")).split()).error_line
-    assert line.endswith(f"in Forerun's checkout: pip install -e '.[{extra}]'")
+    assert line.endswith(f"pip install 'forerun[{extra}]'")
     assert left(tmp_path) == []

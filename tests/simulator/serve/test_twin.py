@@ -214,7 +214,7 @@ def test_a_drafter_that_fell_behind_fails_a_canary_by_its_exit_code(tmp_path, fo
 def test_a_missing_package_is_installed_from_the_checkout(monkeypatch):
     """No package index has Forerun: a hint that names it there leads nowhere."""
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
-    with pytest.raises(ForerunError, match=r"in Forerun's checkout: pip install -e '\.\[serve\]'"):
+    with pytest.raises(ForerunError, match=r"pip install 'forerun\[serve\]'"):
         samples_of("# nothing\n", "metrics.txt")
 
 

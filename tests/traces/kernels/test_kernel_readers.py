@@ -173,7 +173,7 @@ def test_tables_nobody_predicts_are_counted(tmp_path):
 
 def test_the_installed_package_is_detected_and_its_absence_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(silicon_module, "PACKAGE", "a_silicon_package")
-    with pytest.raises(TraceError, match=r"pip install -e '\.\[silicon\]'"):
+    with pytest.raises(TraceError, match=r"pip install 'forerun\[silicon\]'"):
         read_kernels("silicon:h100_sxm")
     package = tmp_path / "a_silicon_package"
     row = {**COMMON, "op_name": "gemm", "gemm_dtype": "bfloat16", "m": 1, "n": 2, "k": 3, "latency": 0.1}

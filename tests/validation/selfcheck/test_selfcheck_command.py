@@ -14,7 +14,7 @@ def test_without_torch_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["selfcheck"]) == 2
     message = capsys.readouterr()
-    assert "pip install -e '.[measure]'" in message.err
+    assert "pip install 'forerun[measure]'" in message.err
     assert message.err.count("\n") == 1
     assert not message.out
 
