@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import wraps
 from math import inf
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 LONGEST_MESSAGE = 1000
 """Maximum characters of an error message; longer messages probably contain a file's content."""
 
@@ -195,6 +198,38 @@ class ArgumentError(ForerunError):
     def as_option(self) -> str:
         """The message, prefixed with the command-line option of the argument."""
         return f"--{self.argument.replace('_', '-')}: {self.message}"
+
+
+def call_refusal(name: str, error: TypeError, hint: str) -> ForerunError:
+    """Refusal of a call of ``fr.NAME`` that does not fit its signature."""
+    return ForerunError(f"fr.{name}: {error} ({hint})")
+
+
+def named_arguments(function: Callable[Arguments, Returned], name: str = "") -> Callable[Arguments, Returned]:
+    """Decorator: calls that do not fit the function's signature are refused in one line, under ``name`` if it is set.
+
+    >>> named_arguments(check_number)("seed", valu=1)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    forerun.errors.ForerunError: fr.check_number: missing a required argument: 'value' (takes argument, value, ...)
+    """
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            from inspect import signature
+
+            shape = signature(function)
+            try:
+                shape.bind(*args, **kwargs)
+            except TypeError as error:
+                takes = ", ".join(one for one in shape.parameters if one != "self")
+                called = name or function.__qualname__.removesuffix(".__init__")
+                raise call_refusal(called, error, f"takes {takes}") from None
+            raise
+
+    return call
 
 
 def check_number(argument: str, value: object, low: float, high: float, whole: bool) -> None:

@@ -195,9 +195,12 @@ class Result:
         report as HTML, a study's also as Markdown; a calibration: the profile.
 
         Raises:
-            OSError: the folder cannot be written.
+            ForerunError: the folder cannot be written.
         """
-        self._report().save(self, Path(folder))
+        try:
+            self._report().save(self, Path(folder))
+        except OSError as error:
+            raise ForerunError(f"{folder}: cannot be written: {error.strerror or error}") from None
         return Path(folder)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from forerun.errors import at_field
+from forerun.errors import at_field, named_arguments
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.errors import ProfileError, did_you_mean
 from hwprofiles.parameters import FAMILIES, FamilyParameters
@@ -45,6 +45,7 @@ def systems() -> Mapping[str, Mapping[str, Any]]:
     return known
 
 
+@named_arguments
 def load_chip(name_or_path: str | Path) -> Chip:
     """Return a chip by catalogue name, or from a YAML file (a path that ends in .yaml or .yml).
 

@@ -388,3 +388,30 @@ def test_scenarios_are_compared_as_a_list_and_by_name():
     assert [variant["name"] for variant in named.document["variants"]] == ["one", "other"]
     again = fr.Scenario.model_validate(tiny_data())
     assert again == fr.Scenario.model_validate_json(json.dumps(tiny_data())) == scenario()
+
+
+FUNCTIONS = [name for name in fr.__all__ if inspect.isfunction(getattr(fr, name)) or name == "StepTime"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_call_that_does_not_fit_is_refused_in_one_line(name):
+    for arguments, named in (((), {"nonsense": 1}), ((*range(30),), {})):
+        with pytest.raises(fr.ForerunError, match=f"^fr.{name}: ") as error:
+            getattr(fr, name)(*arguments, **named)
+        assert "\n" not in str(error.value)
+
+
+def test_values_that_no_call_takes_are_refused_in_one_line(chat, tmp_path):
+    taken = tmp_path / "file"
+    taken.touch()
+    for call, named in (
+        (lambda: fr.simulate(chat, replications=2), "unexpected keyword argument 'replications'"),
+        (lambda: fr.estimate(chat, rate="40"), "positive number .got '40'"),
+        (lambda: fr.estimate(chat, rate=True), "positive number .got True"),
+        (lambda: fr.plan(chat, rate=4, slo={"p99_ttft_ms": float("inf")}), "slo p99_ttft_ms: must be a number"),
+        (lambda: fr.simulate(chat, measured=str(taken)), f"{taken}: "),
+        (lambda: fr.simulate(chat, measured=taken), f"{taken}: "),
+        (lambda: fr.simulate(chat).save(taken / "folder"), "cannot be written"),
+    ):
+        with pytest.raises(fr.ForerunError, match=named):
+            call()

@@ -12,7 +12,7 @@ from typing import cast, get_args
 
 import yaml
 
-from forerun.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, did_you_mean, named_arguments
 from forerun.yaml_files import TooLargeError, bounded_text, packaged_file, parse
 from simulator.llm.architecture import Architecture
 from simulator.llm.fields import Fields, joined_lines, shown_value
@@ -330,4 +330,4 @@ def _known_models() -> dict[str, str]:
 
 
 Model = Architecture
-load_model = load_architecture
+load_model = named_arguments(load_architecture, "load_model")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forerun.arrays import BoolArray, FloatArray
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, named_arguments
 from forerun.result import Summary
 from forerun.tables import Table
 from hwprofiles import Chip, KernelLibrary, Source, load_chip
@@ -144,6 +144,7 @@ class Calibration(Replay):
         return Path(folder)
 
 
+@named_arguments
 def calibrate(
     table: KernelFiles,
     chip: Chip | str | Path,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.arrays import BoolArray
-from forerun.errors import ForerunError, warn_renamed
+from forerun.errors import ForerunError, named_arguments, warn_renamed
 from forerun.tables import Table, number, percent
 from hwprofiles import BASES, Chip, KernelLibrary, chip_name, chip_names
 from hwprofiles.choice import PORTABLE
@@ -130,6 +130,7 @@ def kernels_by_time_table(document: dict[str, Any]) -> Table:
     return Table("Kernels by time", ("name", "kind", "calls", "total (ms)", "share"), rows, shown=30)
 
 
+@named_arguments
 def replay_kernels(
     table: KernelFiles,
     kernels: KernelLibrary | Chip | str | Path,

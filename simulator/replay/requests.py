@@ -15,7 +15,7 @@ import numpy as np
 
 from forerun.arrays import FloatArray, IntArray
 from forerun.document import Json, plain_json
-from forerun.errors import ForerunError, did_you_mean
+from forerun.errors import ForerunError, did_you_mean, named_arguments
 from forerun.result import Summary
 from forerun.tables import Table
 from hwprofiles import ProfileError, chip_name, weakest
@@ -222,6 +222,7 @@ class RequestReplay(Replay):
         return [(name, score.metric, score) for name, score in named]
 
 
+@named_arguments
 def replay_requests(
     runs: str | Path | Sequence[MeasuredRun | str | Path],
     base: Scenario | Mapping[str, Any] | str | Path | None = None,

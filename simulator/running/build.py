@@ -12,6 +12,7 @@ import numpy as np
 import simulator.serving as serving  # for what a step time does not need
 import simulator.timing as timing
 import simulator.workload as workload
+from forerun.arrays import IntArray
 from forerun.errors import at_field
 from hwprofiles import Chip, KernelLibrary, Link, dtype_bytes, load_chip, load_link, weakest
 from simulator.llm import load_architecture
@@ -75,11 +76,15 @@ class PoolBuild(Pool):
     groups: attention_level.DeviceGroups | None = None
 
     @property
-    def basis(self) -> str:
-        """Evidence level of the kernels of usual steps: a prompt, and a decode or verify batch."""
+    def usual_steps(self) -> timing.StepWork[IntArray]:
+        """Usual steps: a prompt, and a decode or verify batch."""
         limits, windows = self.limits, self.timer.windows
-        work = timing.usual_steps(windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
-        basis = self.timer.costs(work).evidence.basis
+        return timing.usual_steps(windows, limits.query_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+
+    @property
+    def basis(self) -> str:
+        """Evidence level of the kernels of usual steps."""
+        basis = self.timer.costs(self.usual_steps).evidence.basis
         return weakest((basis, EXTRAPOLATED)) if self.assumed else basis
 
 

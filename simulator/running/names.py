@@ -8,7 +8,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, named_arguments
 from hwprofiles import chip_names, dtype_bytes, load_chip, load_link, systems
 from hwprofiles.catalogue import named_chip
 from hwprofiles.dtypes import DTYPES, formats_meant
@@ -28,11 +28,13 @@ CHIP_FIELDS = ("hardware.chip", "hardware.layers_on.*.chip", "hardware.tensor_ch
 FORMAT_FIELDS = ("weights_dtype", "weights_dtype.*", "kv_cache_dtype", "speculation.draft.weights_dtype")
 
 
+@named_arguments
 def chips() -> tuple[str, ...]:
     """Names of the chips of the catalogue, sorted."""
     return chip_names()
 
 
+@named_arguments
 def models() -> tuple[str, ...]:
     """Names of the models of the catalogue, sorted."""
     return architecture_names()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from forerun.document import Json, plain_json
-from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError, check_number
+from forerun.errors import ForerunError, InvariantError, NothingServedError, StalledError, check_number, named_arguments
 from forerun.result import LatencyStatistics, Summary
 from forerun.tables import Table
 from forerun.types import LONGEST_S
@@ -133,6 +133,7 @@ class RunResult(RunRecords):
         return metrics.run_columns(self, name) if name in ("requests", "steps") else super().to_arrow(name)
 
 
+@named_arguments
 def simulate(
     scenario: ScenarioSource,
     seed: int = 0,
@@ -144,7 +145,7 @@ def simulate(
     stream: RequestStream | None = None,
     intervals: bool | Figures = False,
     cost_notes: bool = True,
-    measured: Sequence[str | Path] = (),
+    measured: str | Path | Sequence[str | Path] = (),
 ) -> RunResult:
     """Run a scenario to its end.
 
@@ -165,7 +166,7 @@ def simulate(
             long as the run from 1,500 requests on, up to seven times as long for a few hundred.
         cost_notes: with attention-level speculation, note how far its assumed costs move decode steps, which takes
             longer than a run of few requests.
-        measured: benchmark results of the deployment, as in the scenario's ``measured``, which they replace.
+        measured: benchmark results (or one) of the deployment, as in the scenario's ``measured``, which they replace.
 
     Raises:
         InvariantError: the result breaks physics or conservation (see ``simulator.running.invariants``), a fault of the
@@ -179,7 +180,9 @@ def simulate(
     began = clock()
     scenario = as_scenario(scenario)
     if measured:
-        scenario = scenario.with_values({"measured": [str(one) for one in measured]})
+        scenario = scenario.with_values(
+            {"measured": [str(one) for one in ([measured] if isinstance(measured, str | Path) else measured)]}
+        )
     build, evidence = measured_build(build_run(scenario, seed, make_drafter, make_policy, factors))
     if stream is None:
         stream = generate_requests(scenario.workload, seed)

@@ -15,7 +15,16 @@ import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from forerun.document import Json
-from forerun.errors import ForerunError, UnknownFieldError, did_you_mean, got, in_words, shown, without_unit
+from forerun.errors import (
+    ForerunError,
+    UnknownFieldError,
+    did_you_mean,
+    got,
+    in_words,
+    named_arguments,
+    shown,
+    without_unit,
+)
 from forerun.types import PositiveFloat, Section
 from forerun.yaml_files import TooLargeError, bounded_text, packaged, parse, problem_of
 from hwprofiles.dtypes import formats_meant
@@ -329,6 +338,7 @@ def _expanded(fields: Mapping[str, Any]) -> Json:
     return data
 
 
+@named_arguments
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """Load a scenario from a YAML or JSON file and apply ``a.b=value`` overrides.
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import numpy as np
 
 import simulator.timing as timing
 from forerun.arrays import FloatArray, IntArray
-from forerun.errors import ForerunError, shown
+from forerun.errors import ArgumentError, ForerunError, check_number, named_arguments, shown
+from hwprofiles.choice import BASES, CALIBRATED
 from simulator.running.build import build_pools
 from simulator.running.refusals import refuse_failures_and_pools
-from simulator.running.scenario import Scenario, ScenarioSource, as_scenario
+from simulator.running.scenario import SHORTCUTS, Scenario, ScenarioSource, as_scenario
 from simulator.serving.compiled import engine_module
 from simulator.serving.prices import prices_of
 
 Prompts = Sequence[tuple[int, int]] | IntArray
 Contexts = int | Sequence[int] | IntArray
 NO_LOAD: dict[str, Any] = {"num_requests": 1, "input_tokens": 1, "output_tokens": 1, "max_concurrency": 1}
+PLAIN = (list, tuple)
+MOST_TOKENS = 2**26
+"""Maximum tokens of a step, those in the KV cache included: 512 sequences of 128k. Tables of prices grow with them."""
 
 
 class StepTime:
@@ -43,6 +48,7 @@ class StepTime:
         ForerunError: an unknown model, chip or field, or a model that does not fit; one line.
     """
 
+    @named_arguments
     def __init__(
         self,
         model: str | Mapping[str, Any],
@@ -52,8 +58,9 @@ class StepTime:
         framework: str | None = None,
         **fields: Any,
     ) -> None:
-        if "workload" in fields:
-            raise ForerunError("StepTime: workload: a step's time does not depend on it; leave it out")
+        load = ("workload", *(name for name, place in SHORTCUTS.items() if place.startswith("workload.")))
+        if given := ", ".join(name for name in load if name in fields):
+            raise ForerunError(f"StepTime: {given}: a step's time does not depend on the workload; leave it out")
         self._take(
             Scenario(model=model, chip=chip, tensor_parallel=tensor_parallel, framework=framework, **NO_LOAD, **fields)
         )
@@ -93,11 +100,14 @@ class StepTime:
         *,
         sampled: int | None = None,
     ) -> float:
-        """Seconds of one step, host included.
+        """Seconds of one step, host included; a step of nothing costs the host's part alone.
+
+        The size of the KV cache is no limit here: ``memory().num_blocks`` is the one of a replica.
 
         Args:
             prefill: a pair per prompt chunk: tokens that the step computes, and tokens already in the KV cache.
-            decode: tokens in the KV cache of each decoding sequence, before the step.
+            decode: tokens in the KV cache of each decoding sequence, before the step. All tokens of a step are at most
+                ``MOST_TOKENS``.
             draft_tokens: draft tokens per decoding sequence that the step verifies. With ``speculation``, the drafter's
                 passes for as many are part of the step; default: its ``num_speculative_tokens``, else 0.
             sampled: prompt chunks that complete their prompt and so yield a token; default: all.
@@ -117,7 +127,12 @@ class StepTime:
             context: tokens in the KV cache of each of its sequences.
             draft_tokens: as in ``seconds``.
         """
-        sizes, contexts = np.broadcast_arrays(np.asarray(sequences), np.asarray(context))
+        try:
+            sizes, contexts = np.broadcast_arrays(np.asarray(sequences), np.asarray(context))
+        except ValueError:
+            raise ArgumentError("sequences, context", "must be arrays that broadcast together") from None
+        for size in sizes.ravel().tolist():
+            check_number("sequences", size, 1, self._largest, whole=True)
         pairs = zip(sizes.ravel().tolist(), contexts.ravel().tolist(), strict=True)
         seconds = [self.seconds((), [tokens] * count, draft_tokens) for count, tokens in pairs]
         return np.array(seconds, dtype=np.float64).reshape(sizes.shape)
@@ -152,26 +167,34 @@ class StepTime:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on what was assumed, as a run prints them."""
-        return self._pool.notes
+        """Remarks on what was assumed, as a run prints them, and the kernels of usual steps that were not measured."""
+        work = self._pool.usual_steps
+        kernels, shares = list(self._timer.kernels(work)), self._timer.costs(work).evidence
+        notes = list(self._pool.notes)
+        for level, basis in enumerate(BASES):
+            names = dict.fromkeys(one.name for one in kernels if np.any((one.basis == level) & (one.step_s > 0)))
+            if level != CALIBRATED and names:
+                share = f"{getattr(shares, basis):.0%} of usual steps' device time"
+                notes.append(f"{share} is {basis}: {', '.join(names)}")
+        return tuple(notes)
 
     def _work(
         self, prefill: Prompts, decode: Contexts, draft_tokens: int | None, sampled: int | None
     ) -> tuple[timing.StepWork[int], timing.DraftStep[int] | None]:
         """Work of a step and of its drafter; one line for numbers that no step can have."""
-        drafts = self._most if draft_tokens is None else draft_tokens
-        chunks, contexts = _plain(prefill), [decode] if isinstance(decode, int) else _plain(decode)
-        try:
-            wrong = any(new < 1 or cached < 0 for new, cached in chunks) or (contexts and min(contexts) < 0)
-            work = timing.sequence_work(self._windows, chunks, contexts, drafts + 1, sampled, self._longest)
-            wrong = wrong or drafts < 0 or not 0 <= work.sampled_prefills <= len(chunks)
-        except (TypeError, ValueError):
-            wrong = True
-        if wrong:
+        chunks, contexts = _chunks(prefill), _contexts(decode)
+        drafts = self._most
+        if draft_tokens is not None:
+            check_number("draft_tokens", draft_tokens, 0, self._largest, whole=True)
+            drafts = int(draft_tokens)
+        if sampled is not None:
+            check_number("sampled", sampled, 0, len(chunks), whole=True)
+        tokens = sum(contexts) + sum(map(sum, chunks))
+        if tokens > MOST_TOKENS:
             raise ForerunError(
-                "StepTime: prefill takes pairs (tokens to compute, at least 1; tokens in the KV cache), decode numbers "
-                f"of cached tokens, draft_tokens and sampled counts (got {shown((prefill, decode, draft_tokens))})"
+                f"StepTime: prefill and decode: {shown(tokens)} tokens in all are more than are priced, {MOST_TOKENS}"
             )
+        work = timing.sequence_work(self._windows, chunks, contexts, drafts + 1, sampled, self._longest)
         if work.tokens > self._largest:
             raise ForerunError(
                 f"StepTime: {work.tokens:,} tokens are more than a step of this engine has, {self._largest:,}: set "
@@ -185,6 +208,39 @@ class StepTime:
         return work, timing.DraftStep(drafts, 0, 0, 0, none, none)
 
 
-def _plain(numbers: Any) -> Any:
-    """Array as lists of Python's own numbers; other sequences as they are."""
-    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+def _listed(numbers: Any) -> list[Any]:
+    """Items of an argument as a list; a number is a list of one."""
+    if isinstance(numbers, str | bytes | Mapping | Set):
+        raise TypeError
+    items = numbers.tolist() if isinstance(numbers, np.ndarray | np.generic) else numbers
+    return [items] if isinstance(items, int | float) else list(items)
+
+
+def _contexts(decode: Contexts) -> Sequence[int]:
+    """Tokens in the KV cache of each decoding sequence, as Python's own numbers."""
+    try:
+        contexts: Any = decode if type(decode) in PLAIN else _listed(decode)
+        if type(sum(contexts)) is not int:  # numbers of NumPy, or none that counts
+            contexts = [index(one) for one in contexts]
+        if not contexts or (type(least := min(contexts)) is int and least >= 0):
+            return contexts  # type: ignore[no-any-return]
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError("decode", f"must be whole numbers from 0, tokens in the KV cache (got {shown(decode)})")
+
+
+def _chunks(prefill: Prompts) -> Sequence[tuple[int, int]]:
+    """Tokens to compute and tokens in the KV cache of each prompt chunk, as Python's own numbers."""
+    try:
+        chunks: Any = prefill if type(prefill) in PLAIN else _listed(prefill)
+        if type(sum(map(sum, chunks))) is not int:
+            chunks = [(index(new), index(cached)) for new, cached in chunks]
+        if all(new >= 1 and cached >= 0 for new, cached in chunks):
+            return chunks  # type: ignore[no-any-return]
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError(
+        "prefill",
+        f"must be pairs of whole numbers: tokens to compute, from 1, and tokens in the KV cache, from 0 "
+        f"(got {shown(prefill)})",
+    )

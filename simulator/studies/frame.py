@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
-from forerun.errors import ArgumentError, ForerunError, check_number
+from forerun.errors import ArgumentError, call_refusal, check_number
 from forerun.version import VERSION
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def study(name: str, **declared: Any) -> Callable[[Callable[Arguments, Result]],
                 hint = f"by position goes '{first}' alone{', by name ' if named else ''}{', '.join(named)}"
                 if first == "scenarios" and len(args) > 1:
                     hint = "several scenarios go in a list: fr.compare([first, second])"
-                raise ForerunError(f"fr.{function.__name__}: {error} ({hint})") from None
+                raise call_refusal(function.__name__, error, hint) from None
             given = tuple(bound.arguments)
             bound.apply_defaults()
             command.check_bounds(bound.arguments)

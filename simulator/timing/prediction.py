@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.errors import named_arguments
 from forerun.result import Result, Summary
 from forerun.tables import Table, duration, pairs, scaled
 from hwprofiles import Chip, predict_kernel
@@ -104,6 +105,7 @@ class KernelPrediction(Result):
         return [{**self["shape"], **plain, "low_s": low, "high_s": high}]
 
 
+@named_arguments
 def predict(
     chip: Chip | str,
     op: str,

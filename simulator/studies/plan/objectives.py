@@ -13,6 +13,7 @@ import numpy as np
 from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.errors import ArgumentError, ForerunError, check_number, without_unit
 from forerun.tables import number
+from forerun.types import LONGEST_S
 from simulator.running.metrics.statistics import WeightedSample
 from simulator.running.metrics.summary import (
     LATENCIES,
@@ -89,7 +90,7 @@ def objective_of(slo: Mapping[str, float], texts: Sequence[str] = ()) -> Objecti
     ``ttft_ms``, ``tpot_ms`` or ``e2el_ms`` as the limits of a single request.
     """
     for name, limit in slo.items():
-        check_number(f"slo {name}", limit, 0, inf, whole=False)
+        check_number(f"slo {name}", limit, 0, 1e3 * LONGEST_S, whole=False)
     values = {key: float(value) for key, value in slo.items()}
     for text in map(str, texts):
         key, equals, value = text.partition("=")

@@ -34,9 +34,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
+from numbers import Real
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, named_arguments
 from forerun.recent import RecentResults
 from simulator.running.build import Build, build_run
 from simulator.running.metrics.conclusion import api_server_remedy
@@ -90,6 +91,7 @@ class Estimate:
     """Limit that sets ``max_batch``: ``places`` (max_num_seqs), ``kv`` or ``tokens`` (max_num_batched_tokens)."""
 
 
+@named_arguments
 def estimate(
     scenario: ScenarioSource,
     request_rate: float | None = None,
@@ -119,7 +121,8 @@ def estimate(
     if request_rate is not None and concurrency is not None:
         raise ForerunError("estimate: give request_rate or concurrency, not both")
     for name, value in (("request_rate", request_rate), ("concurrency", concurrency)):
-        if value is not None and not 0 < value < inf:
+        known = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not (known and 0 < value < inf):
             raise ForerunError(f"estimate: {name} must be a positive number (got {value!r})")
     if request_rate is None and concurrency is None:
         request_rate, concurrency = _own_load(scenario)

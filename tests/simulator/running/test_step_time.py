@@ -90,17 +90,56 @@ def test_work_of_a_run_is_that_of_the_lists():
         ({"prefill": [5]}, "prefill"),
         ({"prefill": [(5, 0)], "sampled": 2}, "sampled"),
         ({"decode": [1], "draft_tokens": -1}, "draft_tokens"),
-        ({"decode": [1] * 9000}, "9,000 tokens"),
+        ({"decode": [1] * 9000}, ",000 tokens"),
+        *(({"decode": [bad]}, "decode") for bad in (float("nan"), float("inf"), 1e30, 1000.7, "1000", True, None, [5])),
+        *(({"decode": bad}, "decode") for bad in (5.5, "1000", {5: 1}, None, np.array([5.5]), b"ab")),
+        *(({"decode": [bad, 5]}, "67108864") for bad in (2**31, 10**12, 10**20, np.int64(2**31))),
+        *(({"prefill": [(100, bad)]}, "prefill") for bad in (float("nan"), 0.5, "0", None, -1)),
+        *(({"prefill": bad}, "prefill") for bad in ((2048, 0), 5, [(1, 2, 3)], np.array([5]), [(0.5, 3)])),
+        ({"prefill": [(100, 10**20)]}, "67108864"),
+        *(({"decode": [5], "draft_tokens": bad}, "draft_tokens") for bad in (1.5, "1", float("nan"), True, 10**20)),
+        *(({"prefill": [(5, 0)], "sampled": bad}, "sampled") for bad in (0.5, "1", -1, True)),
     ],
 )
 def test_a_step_that_cannot_be_is_refused_in_one_line(arguments, named):
-    with pytest.raises(fr.ForerunError, match=named) as error:
-        PLAIN.seconds(**arguments)
-    assert "\n" not in str(error.value)
+    PLAIN.seconds([(100, 5)], [5])  # its path is recorded: numbers of another kind then reach the compiled prices
+    for call in (PLAIN.seconds, PLAIN.kernels, DRAFTING.seconds):
+        with pytest.raises(fr.ForerunError, match=named) as error:
+            call(**arguments)
+        assert "\n" not in str(error.value)
+
+
+def test_what_no_deployment_or_grid_of_steps_has_is_refused():
     with pytest.raises(fr.ForerunError, match="at most 4"):
         DRAFTING.seconds(decode=[1], draft_tokens=5)
     with pytest.raises(fr.ForerunError, match="workload"):
         fr.StepTime("llama-3.1-8b", "h100-sxm", workload={})
+    with pytest.raises(fr.ForerunError, match="request_rate: a step's time"):
+        fr.StepTime("llama-3.1-8b", "h100-sxm", request_rate=8)
+    with pytest.raises(fr.ForerunError, match=r"StepTime: too many positional"):
+        fr.StepTime("llama-3.1-8b", "h100-sxm", 2)
+    for sizes, contexts, named in (
+        ([-8], [1000], "sequences"),
+        ([0], [1000], "sequences"),
+        ([1.5], [1000], "sequences"),
+        ([10**12], [1000], "sequences"),
+        ([8], [np.nan], "decode"),
+        ([1, 2], [1, 2, 3], "broadcast"),
+        ([8], [-1], "decode"),
+    ):
+        with pytest.raises(fr.ForerunError, match=named):
+            PLAIN.seconds_of_decodes(sizes, contexts)
+
+
+def test_numbers_of_other_kinds_are_taken_as_whole():
+    assert PLAIN.seconds([(np.int64(512), 0)], (np.uint64(100), 200)) == PLAIN.seconds([(512, 0)], [100, 200])
+    assert PLAIN.seconds(decode=np.array([])) == PLAIN.seconds() < 0.001
+
+
+def test_notes_name_the_kernels_that_were_not_measured():
+    step = fr.StepTime("qwen3-30b-a3b", "h100-sxm", tensor_parallel=8)
+    assert step.evidence == "extrapolated"
+    assert "7% of usual steps' device time is extrapolated: qkv_proj, o_proj, router" in step.notes
 
 
 def test_pipelines_and_attention_groups_have_a_step_time():
