@@ -45,8 +45,8 @@ class Launch:
     @property
     def notes(self) -> list[str]:
         """Guesses, and the options that the prediction does not contain."""
-        notes = [f"launch line: {one}" for one in self.guesses]
-        notes += [f"launch line: {one}" for one in self.options if one.kind in ("unknown", "not modelled")]
+        unknown, left_out = ([one for one in self.options if one.kind == kind] for kind in ("unknown", "not modelled"))
+        notes = [f"launch line: {one}" for one in (*unknown, *self.guesses, *left_out)]
         idle = ", ".join(re.split("[ =]", one.text)[0] for one in self.options if one.kind == "no effect on time")
         return notes + ([f"launch line: no effect on time: {idle}"] if idle else [])
 

@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from forerun.document import Json
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged, parse
 from hwprofiles import dtype_bytes
 from hwprofiles.dtypes import formats_meant
 from simulator.launch.manifests import words_of
 from simulator.launch.shell import Command
-from simulator.launch.tables import KV_ROLES, ONE, SEVERAL, EngineFlag, find, table
+from simulator.launch.tables import KV_ROLES, ONE, SEVERAL, EngineFlag, find, known_flags, table
 from simulator.llm import Architecture, load_architecture, published_head_names
 from simulator.llm.load import catalogue_model
 from simulator.speculation.curves import curve_names, load_curve
@@ -189,7 +189,9 @@ class _Reader:
         elif name == "config":
             self._record(text, USED, "its options are listed one by one")
         elif flag is None:
-            self._record(text, UNKNOWN, "no flag of this name is known here" if name else "a word without a flag")
+            near = did_you_mean(name, known_flags(self.engine)) if name else ""
+            why = f"no flag of this name is known here{near}" if name else "a word without a flag"
+            self._record(text, UNKNOWN, why.replace("mean '", "mean '--"))
         elif flag.not_modelled:
             self._record(text, NOT_MODELLED, flag.not_modelled)
         elif not flag.meaning:
@@ -237,7 +239,9 @@ class _Reader:
         value, key = _value(text), rule.get("keep", rule.get("draft", rule.get("set")))
         whole = key in self.words["whole"]
         if (whole and not isinstance(value, int)) or ("scale" in rule and not isinstance(value, int | float)):
-            raise ForerunError(f"{meaning.replace('_', ' ')}: a {'whole ' * whole}number is expected (got {text})")
+            raise ForerunError(
+                f"{meaning if '.' in meaning else meaning.replace('_', ' ')}: a {'whole ' * whole}number is expected (got {text})"
+            )
         return value * rule["scale"] if "scale" in rule else value
 
     def _set(self, path: str, value: object) -> tuple[str, str]:
@@ -254,7 +258,7 @@ class _Reader:
         known = named.get(word) or next((one for begin, one in begun.items() if word.startswith(begin)), None)
         known = known or next(iter(formats_meant(word)), None)
         if word == "auto" or known is None:
-            return (IDLE, "the default") if word == "auto" else (NOT_MODELLED, "this format of the KV cache")
+            return (IDLE, "the default") if word == "auto" else (UNKNOWN, "no format of this name is known here")
         return self._set("kv_cache_dtype", known)
 
     def _kv_transfer(self, text: object) -> tuple[str, str]:

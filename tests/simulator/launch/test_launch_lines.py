@@ -246,6 +246,18 @@ def test_options_are_used_without_effect_not_modelled_or_unknown():
     assert any("the load is assumed: 1024 + 256 tokens" in note for note in launch.notes)
 
 
+def test_a_flag_or_format_that_is_nearly_known_is_noted_first():
+    for written, words in (
+        ("--kv-cache-dtyp fp8", "no flag of this name is known here; did you mean '--kv-cache-dtype'?"),
+        ("--max-model-ln 100", "no flag of this name is known here; did you mean '--max-model-len'?"),
+        ("--kv-cache-dtype fp9", "no format of this name is known here"),
+    ):
+        launch = read_launch(f"vllm serve Qwen/Qwen3-8B {written}", None, "line", {"hardware.chip": "h100-sxm"})
+        assert launch.notes[0] == f"launch line: {written}: unknown, {words}"
+    with pytest.raises(ForerunError, match=r"hardware\.tensor_parallel: a whole number is expected \(got two\)"):
+        read_launch("vllm serve Qwen/Qwen3-8B -tp two", None, "line", {"hardware.chip": "h100-sxm"})
+
+
 def test_a_file_type_that_is_not_named_is_what_llama_server_loads():
     data = read("llama-server -hf unsloth/Qwen3-8B-GGUF -ngl 99 --flash-attn")
     assert at(data, "model") == "unsloth/Qwen3-8B-GGUF:Q4_K_M"
