@@ -239,9 +239,8 @@ class _Reader:
         value, key = _value(text), rule.get("keep", rule.get("draft", rule.get("set")))
         whole = key in self.words["whole"]
         if (whole and not isinstance(value, int)) or ("scale" in rule and not isinstance(value, int | float)):
-            raise ForerunError(
-                f"{meaning if '.' in meaning else meaning.replace('_', ' ')}: a {'whole ' * whole}number is expected (got {text})"
-            )
+            name = meaning if "." in meaning else meaning.replace("_", " ")
+            raise ForerunError(f"{name}: a {'whole ' * whole}number is expected (got {text})")
         return value * rule["scale"] if "scale" in rule else value
 
     def _set(self, path: str, value: object) -> tuple[str, str]:
