@@ -7,7 +7,7 @@ from traces.benchmark_results import read_runs
 from validation.__main__ import main
 from validation.halves import held_out
 from validation.served import scores
-from validation.served.scores import PUBLISHED, ErrorRow, scored_figures, scores_table
+from validation.served.scores import PUBLISHED, ScoredRow, scored_figures, scores_table
 from validation.speculation import compare_published, load_published
 
 TABLE = "row_id,model,gpu,framework,framework_version,tp,input_len,output_len,max_concurrency,num_requests,mean_tpot_ms"
@@ -27,7 +27,7 @@ def test_published_ratios_are_scored_by_half(monkeypatch):
 
 def test_an_error_is_relative_to_the_measurement():
     figures = [
-        ErrorRow("a", "tpot", str(row), False, predicted, 10.0) for row, predicted in enumerate((11.0, 8.0, 10.0))
+        ScoredRow("a", "tpot", str(row), False, predicted, 10.0) for row, predicted in enumerate((11.0, 8.0, 10.0))
     ]
     (row,) = scores_table(figures).rows
     assert row == ["a", "tpot", 3, "10.0 / 10.0 %", 0, "", "+0.0 %"]

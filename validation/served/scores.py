@@ -35,7 +35,7 @@ CASES, PUBLISHED = "capacity", "published ratios"
 KINDS = ("tpot", "ttft", "throughput")
 
 
-class ErrorRow(NamedTuple):
+class ScoredRow(NamedTuple):
     """One figure, predicted and measured."""
 
     line: str
@@ -53,7 +53,7 @@ class ErrorRow(NamedTuple):
 
 def scored_figures(
     data: Path | None, lines: Sequence[str], limit: int, jobs: int, progress: Callable[[int, int], None] | None = None
-) -> list[ErrorRow]:
+) -> list[ScoredRow]:
     """Figures of the named lines, or of all: of measured runs as ``bands`` chooses them, cases and published ratios.
 
     Raises:
@@ -63,7 +63,7 @@ def scored_figures(
     for name in lines:
         if name not in known:
             raise ForerunError(f"--line {name}: no such line{did_you_mean(name, known)} (one of {', '.join(known)})")
-    figures, pending = list[ErrorRow](), list[Callable[[], list[ErrorRow]]]()
+    figures, pending = list[ScoredRow](), list[Callable[[], list[ScoredRow]]]()
     with Workers(jobs if jobs > 1 else 0) as workers:
         for line in lines or known if data is not None else [PUBLISHED]:
             words = dict(known[line])
@@ -82,9 +82,9 @@ def scored_figures(
     return figures
 
 
-def scores_table(figures: Sequence[ErrorRow]) -> Table:
+def scores_table(figures: Sequence[ScoredRow]) -> Table:
     """Mean and median absolute errors of seen and held-out rows, and the median signed error of all."""
-    groups: dict[tuple[str, str], list[ErrorRow]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[ScoredRow]] = defaultdict(list)
     for figure in figures:
         groups[figure.line, figure.kind].append(figure)
     rows: list[list[Value]] = []
@@ -104,7 +104,7 @@ def _found(data: Path | None, name: str) -> Path:
     return found[0]
 
 
-def _served(line: str, table: str, run: MeasuredRun) -> list[ErrorRow]:
+def _served(line: str, table: str, run: MeasuredRun) -> list[ScoredRow]:
     """Figures of a measured run; none if it cannot be simulated."""
     try:
         predicted: Mapping[str, float] = simulate_measured(simulate, run, base_scenario())[1]
@@ -112,19 +112,19 @@ def _served(line: str, table: str, run: MeasuredRun) -> list[ErrorRow]:
         return []
     named = [next((one for one in names if run.measured.get(one) and predicted.get(one)), "") for names in FIGURES]
     row = f"{table}/{run.name}"
-    scored = [ErrorRow(line, str(figure_kind(one)), row, held_out(row), predicted[one], run.measured[one])
+    scored = [ScoredRow(line, str(figure_kind(one)), row, held_out(row), predicted[one], run.measured[one])
               for one in named if one]  # fmt: skip
     return [one for one in scored if one.kind in KINDS]
 
 
-def _case(line: str, path: Path, rate: float) -> list[ErrorRow]:
+def _case(line: str, path: Path, rate: float) -> list[ScoredRow]:
     predicted = summarise(simulate(load_scenario(path)))["output_throughput"] or 0.0
-    return [ErrorRow(line, path.stem, path.stem, held_out(path.stem), predicted, rate)]
+    return [ScoredRow(line, path.stem, path.stem, held_out(path.stem), predicted, rate)]
 
 
-def _published(line: str) -> list[ErrorRow]:
+def _published(line: str) -> list[ScoredRow]:
     compared = compare_published()[0]
     return [
-        *(ErrorRow(line, "speed-up", c.row.id, held_out(c.row.id), c.predicted, c.row.speedup) for c in compared),
-        *(ErrorRow(line, "acceptance", c.curve, held_out(c.curve), c.predicted, c.published) for c in curve_scores()),
+        *(ScoredRow(line, "speed-up", c.row.id, held_out(c.row.id), c.predicted, c.row.speedup) for c in compared),
+        *(ScoredRow(line, "acceptance", c.curve, held_out(c.curve), c.predicted, c.published) for c in curve_scores()),
     ]
