@@ -29,6 +29,8 @@ TRTLLM_KEYS = {
     "max_num_tokens",
     "max_batch_size",
 }
+LOAD_ASSUMED = "the load is assumed"
+"""Beginning of the guess on a load that no benchmark states."""
 SHARED = ("weights_dtype", "kv_cache_dtype", "speculation")
 
 
@@ -200,7 +202,7 @@ def _workload(parts: Sequence[Translation], data: Json, given: Mapping[str, str]
     if not any(path.startswith("workload") for path in given):
         tokens = f"{lengths['input_tokens']} + {lengths['output_tokens']} tokens"
         notes.append(
-            f"the load is assumed: {tokens}, {REQUEST_RATE:g} request/s, {NUM_REQUESTS} requests; "
+            f"{LOAD_ASSUMED}: {tokens}, {REQUEST_RATE:g} request/s, {NUM_REQUESTS} requests; "
             "--trace FILE or --rate R gives yours"
         )
     return {"arrivals": {"request_rate": REQUEST_RATE}, **lengths, "num_requests": NUM_REQUESTS}

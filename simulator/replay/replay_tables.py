@@ -58,7 +58,9 @@ def replay_heading(document: Document) -> tuple[str, str]:
 def replay_conclusion(document: Document) -> str:
     """Verdict on the explained run, or the errors over all figures."""
     if "explanation" in document:
-        return f"{explained_run(document)}{document['explanation']['verdict']}."
+        name = document["explanation"]["run"]
+        doubt = next((_contradiction(run) for run in document["runs"] if run["name"] == name), "")
+        return f"{doubt}{explained_run(document)}{document['explanation']['verdict']}."
     if "scores" in document:
         scores = [score for score in document["scores"] if score["group"] == "all" and score["metric"] in METRIC_WORDS]
         errors = [f"{metric_title(score['metric'])[0]} {number(score['median_ape'], 3)} %" for score in scores]
@@ -66,11 +68,22 @@ def replay_conclusion(document: Document) -> str:
             return ""
         if len(document["runs"]) > 1:
             return f"Predictions are off in the median by: {', '.join(errors)}."
-        return f"The prediction is off by: {', '.join(errors)}. --explain says whether that is usual, and why."
+        doubt = _contradiction(document["runs"][0])
+        return f"{doubt}The prediction is off by: {', '.join(errors)}. --explain says whether that is usual, and why."
     if (overall := document.get("overall")) is None:
         return ""
     inside = "" if (share := overall.get("coverage90")) is None else f"; {number(share, 3)} % lie within nine in ten"
     return f"Predictions are off by {number(overall['median_ape'], 3)} % in the median of {overall['n']:,}{inside}."
+
+
+CONTRADICTS = "its figures contradict one another: "
+"""Beginning of a note on a run."""
+
+
+def _contradiction(run: Document) -> str:
+    """Sentence on a run whose figures contradict one another, before what is said about them; empty for others."""
+    note = next((note for note in run["notes"] if note.startswith(CONTRADICTS)), None)
+    return "" if note is None else f"No judgement of this result holds, for {note}. "
 
 
 def explained_run(document: Document) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +20,17 @@ from forerun.tables import Table
 from hwprofiles import ProfileError, chip_name, weakest
 from simulator.llm.load import catalogue_model
 from simulator.replay.explain import Explanation, Start, explanation_of
-from simulator.replay.replay_tables import ERRORS, Replay, run_replay_tables
+from simulator.replay.replay_tables import CONTRADICTS, ERRORS, Replay, run_replay_tables
 from simulator.replay.rerun import rerun
 from simulator.replay.scores import ALL, error_figures
 from simulator.replay.split import Split
-from simulator.running.measured_runs import framework_name, own_base, with_named_model
+from simulator.running.measured_runs import (
+    contradiction,
+    framework_name,
+    own_base,
+    with_implied_load,
+    with_named_model,
+)
 from simulator.running.scenario import Scenario, as_scenario
 from traces import TraceError
 from traces.benchmark_results import METRICS, MeasuredRun, as_runs
@@ -257,12 +262,19 @@ def replay_requests(
     if not sources:
         given = [runs] if isinstance(runs, str | Path) else runs
         sources = [str(one) for one in given if not isinstance(one, MeasuredRun)]
-    runs, base = as_runs(runs), None if base is None else as_scenario(base)
-    runs = runs if base is not None else [with_named_model(run, overrides) for run in runs]
+    measured, base = as_runs(runs), None if base is None else as_scenario(base)
+    if base is None:
+        measured = [with_named_model(run, overrides) for run in measured]
+    elif base.workload.arrivals is not None and (offered := base.workload.arrivals.request_rate):
+        measured = [with_implied_load(run, offered) for run in measured]
+    measured = [
+        replace(run, notes=(f"{CONTRADICTS}{words}", *run.notes)) if (words := contradiction(run)) else run
+        for run in measured
+    ]
     conditions = [parse_condition(text) for text in where]
     chosen: list[MeasuredRun] = []
     skipped: Counter[str] = Counter()
-    for run in runs:
+    for run in measured:
         if not all(condition(run) for condition in conditions):
             skipped[NOT_CHOSEN] += 1
         elif split is not None and in_training(run, split):
@@ -296,9 +308,7 @@ def replay_requests(
     furthest = next((outcome.run for _, outcome in worst_runs(replay)), None)
     if furthest is None:
         raise ForerunError("--explain judges mean TTFT, TPOT or throughput, and no run states one of them")
-    return dataclasses.replace(
-        replay, explanation=explanation_of(furthest, base or own_base(furthest, overrides), seed, start)
-    )
+    return replace(replay, explanation=explanation_of(furthest, base or own_base(furthest, overrides), seed, start))
 
 
 def outcome_of(run: MeasuredRun, base: Scenario | Sequence[str], seed: int) -> RunOutcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import log
@@ -15,10 +15,11 @@ from forerun.document import Json
 from forerun.errors import ForerunError
 from simulator.llm import load_architecture
 from simulator.running.build import Build, PoolBuild
-from simulator.running.measured_runs import simulate_measured
+from simulator.running.measured_runs import ROOM, contradiction, simulate_measured, unstated_load, with_implied_load
 from simulator.running.metrics.measured_error import run_figures
 from simulator.running.metrics.posterior import FigureRow, Learnt, Posterior, Process, figure_rows
 from simulator.running.metrics.served import figure_kind, served_facts
+from simulator.running.metrics.uncertainty import MOST_SURE, SURPRISED, intervals_of
 from simulator.running.records import RunRecords
 from simulator.running.scenario import MeasuredConfig, Scenario, scenario_from
 from traces.benchmark_results import MeasuredRun, read_runs
@@ -33,8 +34,6 @@ FIGURES = (
     ("output_throughput", "total_token_throughput"),
 )
 """Figures of a measured run that count, each under the first of its metrics."""
-ROOM = 1.1
-"""Factor by which measured figures may contradict one another, or exceed the limits of a chip."""
 
 
 class MeasuredEvidence(NamedTuple):
@@ -43,6 +42,10 @@ class MeasuredEvidence(NamedTuple):
     posterior: Posterior
     deployment: Json
     learnt: dict[str, Learnt]
+    notes: tuple[str, ...]
+    """Remarks on what the results do not state."""
+    surprise: str
+    """Measured figure furthest outside its nine in ten before any measurement, in words; empty where all lie inside."""
 
     def moved(self, build: Build) -> Build:
         """The build with steps, host and API server as the measured runs ask for."""
@@ -82,11 +85,16 @@ def evidence_for(scenario: Scenario, simulate: Simulate) -> MeasuredEvidence | N
     return evidence if deployment_of(scenario) == evidence.deployment else None
 
 
-def other_deployment_note(scenario: Scenario) -> str:
+def other_deployment_note(scenario: Scenario, simulate: Simulate) -> str:
     """Note for a scenario whose measured runs are of another deployment."""
     assert scenario.measured is not None
-    differ = _differences(deployment_of(scenario), deployment_of(_base(scenario.measured)))
-    return f"no measured run is of this deployment ({', '.join(differ)} measured): it rests on those of others"
+    evidence = _evidence(_Call(scenario.measured, simulate))
+    differ = ", ".join(_differences(deployment_of(scenario), evidence.deployment))
+    words = f"no measured run is of this deployment ({differ} measured): it rests on those of others"
+    if not evidence.surprise:
+        return words
+    most = f"so that limits are met with {100 * MOST_SURE:.0f} % probability at most"
+    return f"{words}; {evidence.surprise}{SURPRISED}, {most}"
 
 
 def _differences(own: Json, known: Json) -> list[str]:
@@ -120,15 +128,43 @@ def _evidence(call: _Call) -> MeasuredEvidence:
         raise ForerunError(
             f"measured: {len(runs)} runs, at most {MOST_RUNS} count; choose those at the loads that matter"
         )
+    own = {_figures_key(run): run for run in reversed(runs)}
+    again = len(runs) - len(own)
+    several = "s repeat others and count" if again > 1 else " repeats another and counts"
+    notes = [f"measured: {again} run{several} once"] if again else []
     columns: list[FigureRow] = []
     errors: list[float] = []
-    for number, run in enumerate(runs):
-        for row, error in _figures_of(call.simulate, run, base, number):
+    surprises: list[tuple[float, str]] = []
+    for number, run in enumerate(reversed(own.values())):
+        loaded = with_implied_load(run)
+        if loaded.unusable is None and (missing := unstated_load(loaded)):
+            raise ForerunError(f"{run.place}: states no {' and no '.join(missing).replace('_', ' ')}")
+        notes += [*_taken_as(run, base), *loaded.notes[len(run.notes) :]]
+        rows, off = _figures_of(call.simulate, loaded, base, number)
+        surprises += off
+        for row, error in rows:
             columns.append(row)
             errors.append(error)
     known = served_facts()["process"]
     posterior = Posterior(Process.of(known), figure_rows(columns), np.array(errors))
-    return MeasuredEvidence(posterior, deployment_of(base), posterior.learnt())
+    surprise = max(surprises, default=(0.0, ""))[1]
+    return MeasuredEvidence(posterior, deployment_of(base), posterior.learnt(), tuple(dict.fromkeys(notes)), surprise)
+
+
+def _figures_key(run: MeasuredRun) -> tuple[object, ...]:
+    """Key of a run by what it measured: two results that agree in every figure are one run."""
+    return (run.configuration, run.max_concurrency, run.request_rate, tuple(sorted(run.measured.items())))
+
+
+def _taken_as(run: MeasuredRun, base: Scenario) -> Iterator[str]:
+    """Note on a result that names no model or no chip, which is taken to be of the scenario's deployment."""
+    lacks = [name for name, value in (("model", run.model), ("chip", run.chip)) if value is None]
+    if run.model is None:
+        facts = deployment_of(base)
+        yield (
+            f"{run.place}: states no {' and no '.join(lacks)}: taken as a run of {facts['model']} on "
+            f"{facts['chips of a replica']} x {facts['hardware.chip']}"
+        )
 
 
 _ANY_LOAD: Json = {
@@ -140,8 +176,11 @@ _ANY_LOAD: Json = {
 """Load of a base scenario, which measured runs replace."""
 
 
-def _figures_of(simulate: Simulate, run: MeasuredRun, base: Scenario, number: int) -> list[tuple[FigureRow, float]]:
-    """Rows of the process for the figures of a measured run, and logarithms of measured over predicted."""
+def _figures_of(
+    simulate: Simulate, run: MeasuredRun, base: Scenario, number: int
+) -> tuple[list[tuple[FigureRow, float]], list[tuple[float, str]]]:
+    """Rows of the process for the figures of a measured run with logarithms of measured over predicted. Then figures
+    outside their nine in ten, in words, with how far off they are."""
     if run.unusable is not None:
         raise ForerunError(f"{run.place}: {run.unusable}")
     result, predicted, _ = simulate_measured(simulate, run, base, intervals=True)
@@ -151,6 +190,7 @@ def _figures_of(simulate: Simulate, run: MeasuredRun, base: Scenario, number: in
     metrics = [next((one for one in names if run.measured.get(one) and predicted.get(one)), None) for names in FIGURES]
     _refuse_impossible(run, result, predicted)
     assert result.model_error is not None
+    stated = result.model_error["stated"]
     rows = run_figures(result.scenario, predicted, result.model_error, number)
     signs = {"throughput": -1.0}
     figures = [
@@ -160,22 +200,21 @@ def _figures_of(simulate: Simulate, run: MeasuredRun, base: Scenario, number: in
     ]
     if not figures:
         raise ForerunError(f"{run.place}: measures none of {', '.join(names[0] for names in FIGURES)}")
-    return figures
+    known = {metric: predicted[metric] for metric in metrics if metric in rows}
+    ends = intervals_of(known, result.model_error, result.model_error["sampling"])
+    off = []
+    for key, (low, high) in ends.items():
+        ratio = run.measured[key] / known[key]
+        if stated and key.endswith("_ms") and not low <= run.measured[key] <= high:
+            off.append((abs(log(ratio)), f"the measured run's {key.split('_')[1].upper()} is {ratio:.2g}x"))
+    return figures, off
 
 
 def _refuse_impossible(run: MeasuredRun, result: RunRecords, predicted: Mapping[str, float]) -> None:
     """Refuse figures that contradict one another (Little's law) or the limits of the chip."""
-    measured, requests = run.measured, result.requests
-    tokens = float(np.mean(requests.output_tokens))
-    ttft, tpot = measured.get("mean_ttft_ms"), measured.get("mean_tpot_ms")
-    e2el = measured.get("mean_e2el_ms") or (ttft + (tokens - 1) * tpot if ttft and tpot else None)
-    rate = measured.get("output_throughput")
-    if run.max_concurrency and rate and e2el and rate * e2el / 1e3 / tokens > ROOM * run.max_concurrency:
-        streams = rate * e2el / 1e3 / tokens
-        raise ForerunError(
-            f"{run.place}: {rate:g} output tokens/s of {tokens:.0f} tokens a request at a mean E2E latency of {e2el:g} "
-            f"ms are {streams:.1f} requests at once, and max_concurrency is {run.max_concurrency} (Little's law)"
-        )
+    measured = run.measured
+    if words := contradiction(run, float(np.mean(result.requests.output_tokens))):
+        raise ForerunError(f"{run.place}: {words}")
     totals = result.totals
     limits = [totals.flops / totals.peak_flops_per_s, totals.bytes / totals.bandwidth_bytes_per_s]
     light = max(float(one.sum()) for one in limits) / max(1e-9, float(totals.seconds.sum()))

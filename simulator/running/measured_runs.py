@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from forerun.errors import ForerunError, did_you_mean
 from forerun.yaml_files import packaged
 from hwprofiles import chip_names, dtype_bytes, load_chip, machine_name
 from hwprofiles.dtypes import dtype_name
+from simulator.launch.reading import LOAD_ASSUMED
 from simulator.llm.load import architecture_names, catalogue_model, load_architecture, named_dtype, stored_dtype
 from simulator.llm.mixers import Recurrent
 from simulator.llm.published_names import requantised
@@ -69,6 +71,72 @@ def with_named_model(run: MeasuredRun, overrides: Sequence[str]) -> MeasuredRun:
     if stated is None or not names or any(map(catalogue_model, names)):
         return run
     return replace(run, model=None, notes=(*run.notes, f"the file's model '{names[0]}' is {stated}, as --set states"))
+
+
+ROOM = 1.1
+"""Factor by which measured figures may contradict one another, or exceed the limits of a chip."""
+
+
+def contradiction(run: MeasuredRun, tokens: float | None = None) -> str:
+    """Words on a throughput that a run's latencies and concurrency cannot give (Little's law); empty if they can.
+
+    ``tokens`` of a mean answer are by default those that the run states.
+    """
+    tokens = tokens or _mean_tokens(run)
+    rate, e2el_ms = run.measured.get("output_throughput"), _mean_e2el_ms(run, tokens)
+    if not (run.max_concurrency and rate and e2el_ms and tokens):
+        return ""
+    streams = rate * e2el_ms / 1e3 / tokens
+    if streams <= ROOM * run.max_concurrency:
+        return ""
+    return (
+        f"{rate:g} output tokens/s of {tokens:.0f} tokens a request at a mean E2E latency of {e2el_ms:g} ms are "
+        f"{streams:.1f} requests at once, and max_concurrency is {run.max_concurrency} (Little's law)"
+    )
+
+
+def _mean_tokens(run: MeasuredRun) -> float | None:
+    """Mean output tokens of a run's requests; None if not stated."""
+    if run.lengths is not None:
+        return float(np.mean(run.lengths[1]))
+    return None if run.output_tokens is None else float(np.mean(run.output_tokens))
+
+
+def _mean_e2el_ms(run: MeasuredRun, tokens: float | None) -> float | None:
+    """Measured mean E2E latency, or that of the measured TTFT and TPOT."""
+    stated, ttft, tpot = (run.measured.get(f"mean_{name}_ms") for name in ("e2el", "ttft", "tpot"))
+    return stated or (ttft + (tokens - 1) * tpot if ttft and tpot and tokens else None)
+
+
+def with_implied_load(run: MeasuredRun, offered: float | None = None) -> MeasuredRun:
+    """Run with the load that its figures imply, if it states none; with a note. Unusable if they imply none.
+
+    Its mean requests at once are throughput times E2E latency (Little's law). Where they are more than half of its
+    requests, all were sent at once.
+
+    Args:
+        offered: requests per second that the run is taken to have been offered; a load that its throughput may have
+            had stays. None = it states no load at all.
+    """
+    tokens, count = _mean_tokens(run), run.num_requests or 0
+    rate, tokens_per_s = (run.measured.get(name) for name in ("request_throughput", "output_throughput"))
+    rate = rate or (tokens_per_s / tokens if tokens_per_s and tokens else None)
+    if run.process is not None or run.trace is not None:
+        return run
+    if offered is not None and (not rate or rate <= offered * (1.0 + 3.0 / sqrt(max(count, 1)))):  # 3 deviations
+        return run
+    e2el_ms = _mean_e2el_ms(run, tokens)
+    why = "states neither concurrency nor request rate"
+    if offered is not None:
+        why += f", and {rate:.3g} requests/s were served, where the scenario's load is {offered:g}"
+    if not rate or not e2el_ms:
+        return replace(run, unusable=f"{why}; a line such as 'Maximum request concurrency: 16' gives it")
+    streams = max(1, round(rate * e2el_ms / 1e3))
+    burst = 0 < count < 2 * streams
+    words = "all at once" if burst else f"{streams} at once"
+    note = f"{run.place}: {why}: taken as {words}, by Little's law on throughput and E2E latency"
+    load: Json = {"process": "burst"} if burst else {"process": "closed-loop", "max_concurrency": streams}
+    return replace(run, notes=(*run.notes, note), **load)
 
 
 def own_base(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
@@ -154,6 +222,8 @@ def run_scenario(run: MeasuredRun, base: Scenario) -> Scenario:
         most = engine_defaults(framework.name, model=str(data["model"]), drafts=drafts)["max_num_seqs"]
         engine.setdefault("max_num_seqs", most if drafts else min(streams or most, most))
     _set_speculation(data, run)
+    if data.get("notes") and not unstated_load(run):
+        data["notes"] = [note for note in data["notes"] if LOAD_ASSUMED not in note]
     data["workload"] = _workload(run, data["workload"])
     scenario = scenario_from(data, run.place)
     return scenario.with_values(dict(run.settings)) if run.settings else scenario
@@ -235,7 +305,7 @@ def overridden(run: MeasuredRun, base: Scenario, scenario: Scenario) -> list[str
     Raises:
         ForerunError: a field of the base that has no effect on this run.
     """
-    chosen, after = _leaves(base.model_dump(exclude_unset=True)), _leaves(scenario.model_dump())
+    chosen, after = _leaves(base.model_dump(exclude_unset=True, exclude={"notes"})), _leaves(scenario.model_dump())
     before = _leaves(base.model_dump())
     facts = [(f"{part}.{name}", one) for part, values in _facts(run).items() for name, one in values.items()]
     stated = {path for path, value in facts if value is not None}
@@ -293,9 +363,7 @@ def simulate_measured(
     scenario = run_scenario(run, base)
     stated = overridden(run, base, scenario)
     own = _leaves(scenario.model_dump())
-    missing = [name for name, value in (("arrivals", run.process), ("input_tokens", run.input_tokens),
-                                        ("output_tokens", run.output_tokens)) if value is None]  # fmt: skip
-    if run.trace is None and run.lengths is None and missing:
+    if missing := unstated_load(run):
         words = ", ".join(f"{name.replace('_', ' ')} {_words(own.get(f'workload.{name}'))}" for name in missing)
         stated.append(f"the file does not state all of the load; from the scenario: {words}")
     speculation = scenario.speculation
@@ -343,6 +411,14 @@ def simulate_measured(
     if late_s:
         notes.append(f"the first {run.max_concurrency} prompts are {late_s:g} s late, as in such benchmarks")
     return result, predicted, [*readings(run), *stated, *notes, *result.notes]
+
+
+def unstated_load(run: MeasuredRun) -> list[str]:
+    """Parts of the load that a run leaves to its base scenario."""
+    if run.trace is not None or run.lengths is not None:
+        return []
+    load = {"arrivals": run.process, "input_tokens": run.input_tokens, "output_tokens": run.output_tokens}
+    return [name for name, value in load.items() if value is None]
 
 
 def _alternatives(run: MeasuredRun, scenario: Scenario) -> Iterator[str]:

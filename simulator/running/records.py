@@ -105,6 +105,8 @@ class ModelError(TypedDict):
     """Estimates of the causes from measured runs of the deployment; absent without such runs."""
     served: str
     """Sentence about the errors of measured runs in the same evidence class."""
+    doubted: NotRequired[bool]
+    """True if the measured runs are of another deployment and lie outside their nine in ten there."""
     stated: bool
     """False if the engine's parameters are assumed and no run of it was measured: figures have no interval then."""
 

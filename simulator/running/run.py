@@ -209,10 +209,8 @@ def simulate(
         )
     result = RunResult.of(build, log, rows, audit.totals, began)
     result = replace(result, notes=(*result.notes, *_notes(build, log, decoding, result.kv)))
-    if scenario.measured is not None and evidence is None:
-        from simulator.running.measured import other_deployment_note
-
-        result = replace(result, notes=(*result.notes, other_deployment_note(scenario)))
+    if scenario.measured is not None:
+        result = replace(result, notes=(*result.notes, *_measured_notes(scenario, evidence)))
     if evidence is not None:
         result = replace(result, shifts=metrics.measured_shifts(evidence.posterior, scenario, build, result.requests))
     problem = broken(FinishedRun.of(build.pools, log, result.requests, audit, result.speculation))
@@ -222,7 +220,7 @@ def simulate(
         figures = metrics.summarise if intervals is True else intervals
         own, posterior = metrics.own_errors(scenario, build, result), evidence and evidence.posterior
         off = metrics.model_error(scenario, seed, build, stream, own, figures, posterior=posterior)
-        result = replace(result, model_error=off)
+        result = replace(result, model_error=_doubted(off, scenario, evidence))
     return result
 
 
@@ -234,6 +232,22 @@ def measured_build(build: Build) -> tuple[Build, MeasuredEvidence | None]:
 
     evidence = evidence_for(build.scenario, simulate)
     return (build, None) if evidence is None else (evidence.moved(build), evidence)
+
+
+def _measured_notes(scenario: Scenario, evidence: MeasuredEvidence | None) -> tuple[str, ...]:
+    """Notes on a scenario's measured runs: what they do not state, or that they are of another deployment."""
+    from simulator.running.measured import other_deployment_note
+
+    return (other_deployment_note(scenario, simulate),) if evidence is None else evidence.notes
+
+
+def _doubted(error: ModelError, scenario: Scenario, evidence: MeasuredEvidence | None) -> ModelError:
+    """The model error, marked if measured runs of another deployment lie outside their nine in ten."""
+    if scenario.measured is None or evidence is not None:
+        return error
+    from simulator.running.metrics.uncertainty import SURPRISED
+
+    return {**error, "doubted": any(SURPRISED in note for note in _measured_notes(scenario, None))}
 
 
 def serve(
@@ -272,9 +286,10 @@ def error_of_run(
     stream = generate_requests(scenario.workload, seed)
     if own is None:
         own = metrics.own_errors(scenario, build, _served(scenario, build, stream))
-    return metrics.model_error(
+    off = metrics.model_error(
         scenario, seed, build, stream, own, figures, like, evidence and evidence.posterior, advise=False
     )
+    return _doubted(off, scenario, evidence)
 
 
 def _served(scenario: Scenario, build: Build, stream: RequestStream) -> metrics.Rerun:

@@ -19,6 +19,7 @@ from simulator.running.metrics.summary import LATENCIES, PERCENTILES, RATES
 from simulator.running.metrics.uncertainty import (
     LEAST_SURE,
     MOST_SURE,
+    doubts,
     metric_draws,
     sampling_draws,
     stated_probability,
@@ -150,7 +151,7 @@ def with_model_error(
     tie = float(np.mean(np.abs(log(ratio.ratio) + draws) < EQUAL))
     above = float(np.mean(log(ratio.ratio) + draws > EQUAL)) + tie / 2
     ends = ratio.ratio * min(1.0, exp(low)), ratio.ratio * max(1.0, exp(high))
-    stated = stated_probability(above, *evidence)
+    stated = stated_probability(above, *evidence, *doubts(base, other))
     if stated != above:
         beyond = ratio.ratio ** (1.0 - NORMAL_95 / NormalDist().inv_cdf(max(stated, 1.0 - stated)))
         ends = min(ends[0], beyond), max(ends[1], beyond)

@@ -75,7 +75,8 @@ def run_data(result: RunRecords) -> RunDocument:
     summary, duration_s = summarise(result), run_duration_s(requests) or 0.0
     api_server_busy = max((use.api_server_busy or 0.0 for use in result.replicas), default=None)
     load = load_section(requests.measured, scenario.workload, api_server_busy)
-    usd = usage.fleet_cost_usd(result, duration_s)
+    rented_s = duration_s * result.shifts.get("throughput", 1.0)
+    usd = usage.fleet_cost_usd(result, rented_s)
     if (slo := slo_report(result, summary)) is not None:
         slo["probability"] = slo_probability(slo, error, result.evidence._asdict())
     pools, steady = usage.pool_sections(result, duration_s), steady_output_throughput(load, summary, scenario.workload)
@@ -102,7 +103,7 @@ def run_data(result: RunRecords) -> RunDocument:
         tasks=result.tasks,
         chips=result.chips,
         cost_usd=usd,
-        usd_per_million_output_tokens=usage.usd_per_million_tokens(usd, (steady or 0.0) * duration_s),
+        usd_per_million_output_tokens=usage.usd_per_million_tokens(usd, (steady or 0.0) * rented_s),
         engine=result.engine,
         scenario=scenario_document(scenario),
         seed=result.seed,

@@ -139,6 +139,11 @@ def informed(error: ModelError, posterior: Posterior, scenario: Scenario, figure
         if kind != "throughput" or not arriving:
             ends = [float(end * deviation) for end in scaled_ends(known[kind], forecast.degrees)]
             response[key] = [-end for end in ends] if kind == "throughput" else ends
+    rate = response.get("output_throughput", [])
+    if any(rate):
+        response["duration"] = [-end for end in rate]
+    else:
+        response.pop("duration", None)  # arrivals and the last answers make it
     means = [place for place, key in enumerate(rows) if key in MEANS]
     joint = np.linalg.cholesky(forecast.correlation[np.ix_(means, means)])
     weights = {str(figure_kind(list(rows)[place])): row.tolist() for place, row in zip(means, joint, strict=True)}

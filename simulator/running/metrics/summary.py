@@ -89,7 +89,7 @@ def summarise(result: Served) -> Json:
     completed = int(done.sum())
     input_tokens = int(requests.input_tokens[done].sum())
     output_tokens = int(requests.output_tokens[done].sum())
-    good = good_requests(slo_limits(result.scenario.slo), requests)
+    good = good_requests(slo_limits(result.scenario.slo), requests, result.shifts)
     counts = (completed, None if good is None else int(good.sum()), output_tokens, input_tokens + output_tokens)
     summary: Json = {
         "completed": completed,
@@ -101,6 +101,7 @@ def summarise(result: Served) -> Json:
     }
     if slower := result.shifts.get("throughput"):
         summary |= {key: summary[key] / slower for key in RATES if summary[key]}
+        summary["duration"] = duration and duration * slower
     for name in LATENCIES:  # one at a time: each takes several times its own memory
         summary |= latency_statistics(name, latency_sample(result, name))
     return summary | speculation_summary(result.speculation)
@@ -185,19 +186,21 @@ def most_refused(statistic: str) -> float:
     return round((100 - percent) / 100, 12) if percent >= 90 else REFUSED
 
 
-def good_requests(limits: tuple[Limit, ...], requests: RequestRecords) -> BoolArray | None:
+def good_requests(limits: tuple[Limit, ...], requests: RequestRecords, shifts: Mapping[str, float]) -> BoolArray | None:
     """Requests completed within every limit that applies to a single request; None without such limits.
 
     A request is good when its own TTFT, TPOT and end-to-end latency are within the limits set on any aggregate of
     that latency (the strictest counts). A request without a TPOT (one output token) cannot break a TPOT limit, as
-    in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out.
+    in vLLM's ``--goodput``. Limits on the inter-token latency have no per-request value and are left out. ``shifts``
+    are those of ``Served``.
     """
     applied = [limit for limit in limits if limit.latency in REQUEST_LATENCIES and limit.statistic != "std"]
     if not applied:
         return None
     within = completed_requests(requests)
     for limit in applied:
-        within = within & ~(request_latency_ms(requests, limit.latency) > limit.limit_ms)
+        factor = shifts.get(limit.latency, 1.0)
+        within = within & ~(request_latency_ms(requests, limit.latency) * factor > limit.limit_ms)
     return within
 
 
@@ -218,7 +221,7 @@ def slo_report(result: Served, summary: Json) -> Json | None:
         value, refused = summary[limit.key], float(np.mean(~done))
         met = None if value is None else value <= limit.limit_ms and refused <= most_refused(limit.statistic)
         rows[limit.key] = {"limit": limit.limit_ms, "value": value, "met": met}
-    good = good_requests(limits, requests)
+    good = good_requests(limits, requests, result.shifts)
     share = None if good is None or not len(done) else float(good.sum()) / len(done)
     met = all(row["met"] is True for row in rows.values())
     return {"met": met, "good_share": share, "limits": rows}

@@ -24,7 +24,14 @@ from forerun.arrays import BoolArray, FloatArray, IntArray
 from forerun.document import Json
 from hwprofiles import Chip, load_chip
 from simulator.running.build import Build, PoolBuild
-from simulator.running.metrics.measured_error import ACCEPTANCE, MEANS, conditions_of, informed, widths_after_measuring
+from simulator.running.metrics.measured_error import (
+    ACCEPTANCE,
+    MEANS,
+    conditions_of,
+    informed,
+    measured_shifts,
+    widths_after_measuring,
+)
 from simulator.running.metrics.posterior import Posterior
 from simulator.running.metrics.served import (
     SERVED,
@@ -44,8 +51,10 @@ from simulator.running.metrics.summary import (
     REQUEST_LATENCIES,
     Served,
     completed_requests,
+    good_requests,
     latency_statistics,
     request_latency_ms,
+    slo_limits,
     summarise,
 )
 from simulator.running.records import Axis, ErrorSource, ModelError, request_records, speculation_counters
@@ -95,6 +104,8 @@ LEAST_API_SERVER_LOAD = 0.3
 """Share of the time that an API server works from which its queue is simulated with other work."""
 LEAST_ACCEPTANCE_RANGE = 0.01
 """Relative width of the sampling error of a log's acceptance rate below which it is not served again."""
+LEAST_GOOD = 0.5
+"""Number of good requests for which none counts in logarithms."""
 PHASE = "phase"
 """Axis of a closed loop in lock step, whose order of prompts depends on milliseconds. Its cycle is the same; how that
 divides into TTFT and TPOT is not known."""
@@ -166,19 +177,22 @@ def model_error(
     """
     requests = first_requests(scenario, seed, stream, requests_again(build, stream))
 
-    def served(moved: Build, log: RunLog | None = None) -> Mapping[str, Any]:
+    def run(moved: Build, log: RunLog | None = None) -> Rerun:
         log = log or moved.fleet.run(requests, None, 0, StepLog.forget)
-        counters = speculation_counters(log, moved.main)
-        return figures(Rerun(scenario, request_records(log), log.gaps(), counters))
+        return Rerun(scenario, request_records(log), log.gaps(), speculation_counters(log, moved.main))
+
+    def served(moved: Build) -> Mapping[str, Any]:
+        return figures(run(moved))
 
     def axis(name: str, ends: list[Mapping[str, Any]], deviation: float = 1.0, direction: Sequence[float] = ()) -> Axis:
         return Axis(name=name, deviation=deviation, direction=list(direction), response=_response(base, ends))
 
     if like is None:
         logged = build.fleet.run(requests)
-        base, sources, step_ms = served(build, logged), step_sources(build, logged), _step_ms(logged)
+        plain, sources, step_ms = run(build, logged), step_sources(build, logged), _step_ms(logged)
     else:
-        base, sources, step_ms = served(build), like["sources"], like["step_ms"]
+        plain, sources, step_ms = run(build), like["sources"], like["step_ms"]
+    base = figures(plain)
     axes = []
     for direction, deviation in _directions(sources):
         ends = [served(_with_factors(build, np.exp(end * deviation * direction))) for end in (-Z90, Z90)]
@@ -213,7 +227,30 @@ def model_error(
     )
     after = widths_after_measuring(scenario, base, error) if advise else {}
     error = error if posterior is None else informed(error, posterior, scenario, base)
+    shifts = {} if posterior is None else measured_shifts(posterior, scenario, build, plain.requests)
+    _add_goodput(error["axes"][-1]["response"], scenario, plain.requests, shifts)
     return {**error, "after_measuring": after}
+
+
+def _add_goodput(
+    response: dict[str, list[float]], scenario: Scenario, requests: RequestRecords, shifts: Mapping[str, float]
+) -> None:
+    """Replace the response of goodput along the axis of measured runs by what its latencies make of good requests."""
+    limits = slo_limits(scenario.slo)
+
+    def good(moved: Mapping[str, float]) -> float:
+        known = good_requests(limits, requests, moved)
+        return max(LEAST_GOOD, float(np.count_nonzero(known))) if known is not None else 1.0
+
+    def moved_to(end: int) -> dict[str, float]:
+        ends = {name: response.get(f"mean_{name}_ms", [0.0] * 4)[end] for name in REQUEST_LATENCIES}
+        return {name: shifts.get(name, 1.0) * exp(one) for name, one in ends.items()}
+
+    if "request_goodput" not in response:
+        return
+    usual = good(shifts)
+    rate = response.get("request_throughput", [0.0] * len(response["request_goodput"]))
+    response["request_goodput"] = [log(good(moved_to(end)) / usual) + rate[end] for end in range(len(rate))]
 
 
 def assumed_engine(framework: str) -> bool:
@@ -526,6 +563,10 @@ def interval_factors(
             low = -hypot(min(0.0, low), *(end[0] for end in ends))
             high = hypot(max(0.0, high), *(end[1] for end in ends))
             factors[key] = exp(low), exp(high)
+    if "request_goodput" in factors:  # at most all requests are good
+        (low, high), (least, most) = factors["request_goodput"], factors["request_throughput"]
+        most *= summary["request_throughput"] / summary["request_goodput"]
+        factors["request_goodput"] = min(low, least), min(high, most)
     return factors
 
 
@@ -553,6 +594,8 @@ def drawn_slo_ratios(
     return ratios
 
 
+SURPRISED = " its prediction, outside nine in ten"
+"""End of the words on a measured figure that lies outside its interval."""
 LEAST_SURE, MOST_SURE = 0.1, 0.9
 """Probabilities that are stated at least and at most where nothing was measured."""
 
@@ -577,6 +620,11 @@ def stated_probability(probability: float, *evidence: Mapping[str, float]) -> fl
     return probability if capped == probability else (1.0 - unmeasured) * probability + unmeasured * capped
 
 
+def doubts(*errors: ModelError) -> list[dict[str, float]]:
+    """Evidence for :func:`stated_probability` of runs whose model a measurement elsewhere has put in doubt: none."""
+    return [{} for error in errors if error.get("doubted")]
+
+
 def slo_probability(slo: Mapping[str, Any], error: ModelError | None, *evidence: Mapping[str, float]) -> float | None:
     """Probability that runs meet their limits, as in their document's ``slo`` section; None for an unknown error.
 
@@ -588,7 +636,7 @@ def slo_probability(slo: Mapping[str, Any], error: ModelError | None, *evidence:
         return 0.0  # requests are refused, whatever the model's error
     values = {key: row["value"] for key, row in limits.items()}
     drawn = drawn_slo_ratios(values, error, lambda key, value: value / limits[key]["limit"], len(evidence))
-    return stated_probability(float(np.mean(drawn <= 1.0)), *evidence)
+    return stated_probability(float(np.mean(drawn <= 1.0)), *evidence, *doubts(error))
 
 
 def interval_section(
@@ -643,8 +691,7 @@ def sampling_errors(result: Served) -> dict[str, float]:
             if all(value is not None and value > 0 for value in known):
                 errors[key] = float(np.std(np.log(np.asarray(known, dtype=np.float64)), ddof=1)) / sqrt(BATCHES)
     errors |= {key.replace("tpot", "itl"): value for key, value in errors.items() if "_tpot_" in key}
-    throughputs = (key for key in RATES if key.endswith("_throughput"))  # goodput hangs on latencies
-    return errors | dict.fromkeys(throughputs, _rate_error(requests, done))
+    return errors | dict.fromkeys(RATES, _rate_error(requests, done))
 
 
 def _rate_error(requests: RequestRecords, done: BoolArray) -> float:

@@ -16,7 +16,7 @@ from forerun.result import StudyResult, Summary
 from forerun.tables import ABSENT, Cell, Table, Value, number
 from hwprofiles import weakest
 from simulator.running.metrics.conclusion import chance_words, main_evidence
-from simulator.running.metrics.uncertainty import MOST_SURE
+from simulator.running.metrics.uncertainty import MOST_SURE, SURPRISED
 from simulator.running.metrics.usage import (
     HOURS_PER_MONTH,
     main_bottleneck,
@@ -561,7 +561,17 @@ def plan_sentence(plan: Plan) -> str:
             parts.append(headroom_words(best.max_rate, plan.rate))
     if sure := _sure_words(best):
         parts.append(sure)
-    return f"{words}{': ' * bool(parts)}{', '.join(parts)}."
+    return f"{words}{': ' * bool(parts)}{', '.join(parts)}.{_unmeasured_words(best)}"
+
+
+def _unmeasured_words(best: Candidate) -> str:
+    """Sentence on a winner of another deployment than the measured runs, where these were not as predicted."""
+    notes = () if best.verdict is None else best.verdict.observation.notes
+    known = next((note for note in notes if SURPRISED in note), None)
+    if known is None:
+        return ""
+    measured = known.split("; ")[1].partition(", so that")[0]
+    return f" {_short(best)} was not measured and is not corrected: {measured}. Measure it before you rely on it."
 
 
 def _short(layout: Candidate) -> str:

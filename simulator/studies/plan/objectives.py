@@ -134,7 +134,7 @@ def good(objective: Objective, result: Served) -> BoolArray:
     latencies = request_latencies_ms(result.requests)
     within = completed_requests(result.requests)
     for name, limit in objective.per_request_ms:
-        within = within & ~(latencies[name] > limit)
+        within = within & ~(latencies[name] * result.shifts.get(name, 1.0) > limit)
     return np.asarray(within, dtype=np.bool_)
 
 
@@ -157,6 +157,7 @@ def resampled(objective: Objective, result: RunResult, seed: int = 0) -> list[di
     Source: D. N. Politis and J. P. Romano, "A circular block-resampling procedure for stationary data" (1992).
     """
     latencies = request_latencies_ms(result.requests)
+    latencies = {name: values * result.shifts.get(name, 1.0) for name, values in latencies.items()}
     if any(limit.latency not in latencies for limit in objective.limits):
         return None
     fine = good(objective, result) if objective.goodput is not None else None

@@ -15,7 +15,14 @@ from forerun.errors import ForerunError, InvariantError, NothingServedError, Sta
 from simulator.running.metrics.statistics import mean_interval
 from simulator.running.metrics.summary import Served, request_latencies_ms, summarise
 from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
-from simulator.running.metrics.uncertainty import LIKELY, OwnErrors, drawn_slo_ratios, intervals_of, stated_probability
+from simulator.running.metrics.uncertainty import (
+    LIKELY,
+    OwnErrors,
+    doubts,
+    drawn_slo_ratios,
+    intervals_of,
+    stated_probability,
+)
 from simulator.running.records import ModelError
 from simulator.running.scenario import Scenario
 from simulator.studies.plan.objectives import Objective, reached, resampled
@@ -239,11 +246,10 @@ def observe(
     if document is None or not isinstance(result, RunResult):
         holds = _holds(objective, seen.values)  # then the model's error counts
         return replace(seen, own=own_errors(scenario, build_run(scenario, seed), result)) if holds else seen
-    energy, duration = document["energy_joules"], summary["duration"]
     rows = resampled(objective, result, seed) if resample else None
     return replace(
         seen,
-        power_w=energy / duration if energy is not None and duration else None,
+        power_w=document["power"] and document["power"]["mean_w"],
         bottleneck=document["bottleneck"],
         basis=result.basis,
         evidence=result.evidence._asdict(),
@@ -311,7 +317,7 @@ def chance_to_hold(scenario: Scenario, seed: int, objective: Objective, verdict:
     ends = (intervals_of(figures, error, sampling, level) for level in (NINE_IN_TEN, LIKELY))
     wide, likely = ({limit.key: one[limit.key] for limit in objective.limits if limit.key in one} for one in ends)
     share = float(np.mean(drawn <= 1.0))
-    return Held(stated_probability(share, seen.evidence), wide, likely, share)
+    return Held(stated_probability(share, seen.evidence, *doubts(error)), wide, likely, share)
 
 
 def slo_ratios_drawn(
@@ -473,8 +479,8 @@ def find_highest_rate(
             verdict, tried=tuple(one._replace(meets=one.meets and one.request_rate <= rate) for one in points)
         )
     chance = chances.get(rate, max(chances.values(), default=None))
-    evidence = {} if verdict is None else verdict.observation.evidence
-    return rate, tried + len(chances), verdict, None if chance is None else stated_probability(chance, evidence)
+    evidence = [{} if verdict is None else verdict.observation.evidence, *([] if like is None else doubts(like))]
+    return rate, tried + len(chances), verdict, None if chance is None else stated_probability(chance, *evidence)
 
 
 def trial(

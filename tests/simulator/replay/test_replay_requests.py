@@ -668,3 +668,31 @@ def test_drafting_and_attention_groups_that_a_file_does_not_state_are_named():
     assert named(*words) == [True, True]
     assert named(*words, speculation="none", data_parallel_attention=1) == [False, False]
     assert named(*words, model="qwen3-8b", weights_dtype=None) == [False, False]
+
+
+BARE = """Successful requests: 256
+{load}Total input tokens: 262144
+Total generated tokens: 65536
+Request throughput (req/s): 2.90
+Output token throughput (tok/s): {rate}
+Mean TTFT (ms): 310.2
+Mean TPOT (ms): 20.33
+"""
+LINE = ("--scenario", "vllm serve meta-llama/Llama-3.1-8B --port 80", "--chip", "h100-sxm", "--jobs", 1)
+
+
+def test_a_load_that_a_launch_line_cannot_have_offered_gives_way_to_littles_law(tmp_path, forerun):
+    path = tmp_path / "bare.txt"
+    path.write_text(BARE.format(load="", rate=743))
+    words = " ".join(forerun("replay", "requests", path, *LINE).out.split())
+    assert "2.9 requests/s were served, where the scenario's load is 1: taken as 16 at once" in words
+    assert "the load is assumed" not in words
+
+
+@pytest.mark.parametrize("explain", [(), ("--explain",)])
+def test_figures_that_contradict_one_another_are_named_first(tmp_path, forerun, explain):
+    path = tmp_path / "wrong.txt"
+    path.write_text(BARE.format(load="Maximum request concurrency: 16\n", rate=7430))
+    words = " ".join(forerun("replay", "requests", path, *LINE, *explain).out.split())
+    assert words.startswith("No judgement of this result holds, for its figures contradict one another: 7430 output")
+    assert "(Little's law)" in words

@@ -149,3 +149,92 @@ def test_a_measured_run_of_an_assumed_engine_gives_its_figures_intervals(tmp_pat
     run = simulate(base, intervals=True, measured=[file])
     assert run.document["intervals"]["mean_tpot_ms"]
     assert NO_INTERVAL not in run.document["notes"]
+
+
+BLOCK = """============ Serving Benchmark Result ============
+Successful requests:                     256
+{load}Benchmark duration (s):                  88.20
+Total input tokens:                      262144
+Total generated tokens:                  65536
+Request throughput (req/s):              2.90
+Output token throughput (tok/s):         743.04
+Mean TTFT (ms):                          310.22
+Mean TPOT (ms):                          20.33
+==================================================
+"""
+"""A server 2.6 times as slow as predicted at 16 requests at once."""
+
+
+def block_file(folder, load="Maximum request concurrency:             16\n", name="bench.txt"):
+    path = folder / name
+    path.write_text(BLOCK.format(load=load))
+    return str(path)
+
+
+def arriving(rate=6.0, **parts):
+    base = plain_scenario("llama-3.1-8b", "h100-sxm", 1024, 256, 60, **parts)
+    return base.with_values({"workload.arrivals": {"process": "poisson", "request_rate": rate}})
+
+
+def test_a_plan_says_first_that_its_winner_was_not_measured_where_the_measured_layout_was_far_off(tmp_path):
+    slo = {"p99_ttft_ms": 1000, "p99_tpot_ms": 20}
+    base = arriving(slo=slo, measured=[block_file(tmp_path)])
+    planned = plan(base, vary={"hardware.tensor_parallel": [1, 2]}, requests=60, replications=1, jobs=1)
+    conclusion = planned.document["conclusion"]
+    assert "TP2 was not measured and is not corrected: the measured run's TPOT is 2.6x its prediction" in conclusion
+    assert planned.document["best"]["probability"] <= 0.9
+    run = simulate(base.with_values({"hardware.tensor_parallel": 2}), intervals=True)
+    assert run.document["slo"]["probability"] <= 0.9
+
+
+def test_a_result_as_predicted_leaves_other_layouts_as_sure_as_before(tmp_path, plain):
+    parts = {"slo": {"p99_tpot_ms": 40}, "hardware": {"chip": "h100-sxm", "tensor_parallel": 2}}
+    measured = scenario(slo=parts["slo"]).with_values({"measured": [result_file(tmp_path, plain, 1.0)]})
+    run = simulate(measured.with_values({"hardware.tensor_parallel": 2}), intervals=True)
+    assert (
+        run.document["slo"]["probability"] == simulate(scenario(**parts), intervals=True).document["slo"]["probability"]
+    )
+
+
+def test_a_result_without_a_model_is_noted_and_one_given_twice_counts_once(tmp_path):
+    one, other = block_file(tmp_path), block_file(tmp_path, name="again.txt")
+    runs = [simulate(scenario(), intervals=True, measured=files) for files in ((one,), (one, one), (one, other))]
+    note = "bench.txt:1: states no model and no chip: taken as a run of llama-3.1-8b on 1 x h100-sxm"
+    assert any(note in text for text in runs[0].notes)
+    for twice in runs[1:]:
+        assert "measured: 1 run repeats another and counts once" in twice.notes
+        assert twice.document["intervals"] == runs[0].document["intervals"]
+
+
+def test_a_block_without_a_load_has_that_of_littles_law(tmp_path):
+    with_load, without = block_file(tmp_path), block_file(tmp_path, load="", name="bare.txt")
+    runs = [simulate(scenario(), measured=[file]) for file in (with_load, without)]
+    assert runs[1].summary["mean_tpot_ms"] == pytest.approx(runs[0].summary["mean_tpot_ms"], rel=0.02)
+    assert any("states neither concurrency nor request rate: taken as 16 at once" in note for note in runs[1].notes)
+    few = BLOCK.format(load="").replace(" 256\n", " 20\n").replace("262144", "20480").replace("65536", "5120")
+    (tmp_path / "bare.txt").write_text(few)
+    assert any("taken as all at once" in note for note in simulate(scenario(), measured=[without]).notes)
+    (tmp_path / "bare.txt").write_text("\n".join(one for one in few.splitlines() if "TPOT" not in one))
+    with pytest.raises(ForerunError, match="states neither concurrency nor request rate; a line such as"):
+        simulate(scenario(), measured=[without])
+
+
+def test_figures_of_a_corrected_run_agree_with_one_another(tmp_path):
+    summary = simulate(scenario(), measured=[block_file(tmp_path)]).summary
+    assert summary["output_throughput"] == pytest.approx(summary["total_output_tokens"] / summary["duration"], rel=1e-6)
+    run = simulate(arriving(slo={"p99_tpot_ms": 22}, measured=[block_file(tmp_path)]), intervals=True)
+    (low, high), throughput = (
+        run.document["intervals"]["request_goodput"],
+        run.document["intervals"]["request_throughput"],
+    )
+    assert run.document["slo"]["probability"] < 0.9
+    assert low < 0.8 * throughput[0]
+    assert high <= throughput[1] * (1 + 1e-9)
+    strict = arriving(slo={"p99_tpot_ms": 12}, measured=[block_file(tmp_path)])
+    assert simulate(strict).summary["request_goodput"] == 0.0
+
+
+def test_goodput_is_no_surer_than_throughput():
+    intervals = simulate(arriving(slo={"p99_tpot_ms": 40}), intervals=True).document["intervals"]
+    assert intervals["request_goodput"][0] <= 1.001 * intervals["request_throughput"][0]
+    assert intervals["request_goodput"][1] <= intervals["request_throughput"][1] * (1 + 1e-9)
