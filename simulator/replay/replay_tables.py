@@ -81,7 +81,7 @@ CONTRADICTS = "its figures contradict one another: "
 
 
 def _contradiction(run: Document) -> str:
-    """Sentence on a run whose figures contradict one another, before what is said about them; empty for others."""
+    """Sentence on a run whose figures contradict one another, which precedes its verdict; empty for others."""
     note = next((note for note in run["notes"] if note.startswith(CONTRADICTS)), None)
     return "" if note is None else f"No judgement of this result holds, for {note}. "
 

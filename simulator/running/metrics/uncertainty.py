@@ -621,7 +621,7 @@ def stated_probability(probability: float, *evidence: Mapping[str, float]) -> fl
 
 
 def doubts(*errors: ModelError) -> list[dict[str, float]]:
-    """Evidence for :func:`stated_probability` of runs whose model a measurement elsewhere has put in doubt: none."""
+    """Evidence for :func:`stated_probability` of runs of doubted models: none."""
     return [{} for error in errors if error.get("doubted")]
 
 
