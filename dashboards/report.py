@@ -24,7 +24,7 @@ from simulator.running.metrics.run_folder import (
     run_columns,
     write_run,
 )
-from simulator.running.metrics.tables import RUN_LEGEND, interval_words, more_run_tables, run_tables
+from simulator.running.metrics.tables import interval_words, more_run_tables, run_legend, run_tables
 from simulator.running.run import RunResult
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def report_html(run: RunFolder) -> str:
         plots.get("figure-timeline", ""),
         plots.get("figure-tiers", ""),
         *map(page.table_card, (*run_tables(document), *more_run_tables(document))),
-        page.card("Notes", page.bullets((RUN_LEGEND, *(document.get("notes") or ())))),
+        page.card("Notes", page.bullets((run_legend(document), *(document.get("notes") or ())))),
         page.folded("Scenario", page.scenario_yaml(document["scenario"])),
         page.footer(
             f"Forerun {document.get('version', '')}",

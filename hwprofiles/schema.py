@@ -213,6 +213,15 @@ class Chip(Record):
         chip._corrections = profile.with_suffix(CORRECTIONS)
         return chip
 
+    @property
+    def fitted_libraries(self) -> list[str]:
+        """Libraries with parameter sets from measurements: all sets of a chip may be assumed."""
+        sets = {
+            library: [one.source for by_dtype in families.values() for one in by_dtype.values()]
+            for library, families in self.kernels.items()
+        }
+        return sorted(name for name, of in sets.items() if any(one and one.kind != "assumed" for one in of))
+
     def with_kernels(self, kernels: Mapping[str, object]) -> "Chip":
         """Return a copy with other parameter sets and without the corrections of the old ones."""
         chip = self.model_copy(update={"kernels": kernels})

@@ -480,7 +480,7 @@ def catalogue_page() -> Iterator[str]:
     for name in chip_names():
         chip = load_chip(name)
         flops = chip.compute.dense_flops_per_s.get("bf16")
-        fitted = ", ".join(sorted(chip.kernels)) or "none: datasheet"
+        fitted = ", ".join(chip.fitted_libraries) or "none: datasheet"
         yield (
             f"| `{name}` | {_cell(chip.description)} | {'' if flops is None else f'{flops / 1e12:.4g}'} | "
             f"{chip.memory.bandwidth_bytes_per_s / 1e9:.4g} | {chip.memory.capacity_bytes / 1e9:.4g} | {fitted} |"

@@ -33,7 +33,7 @@ def count_words(count: int | None) -> str:
 
 def chip_row(chip: Chip) -> Json:
     """One line about a chip."""
-    fits = {library: sorted(families) for library, families in chip.kernels.items()}
+    fits = {library: sorted(chip.kernels[library]) for library in chip.fitted_libraries}
     return {
         "name": chip.name,
         "description": chip.description,

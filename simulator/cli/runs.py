@@ -80,7 +80,7 @@ def run(
 ) -> int:
     """Simulate one scenario and print its latency, throughput and bottleneck."""
     from forerun.errors import ForerunError
-    from simulator.running.metrics.tables import RUN_LEGEND, run_facts, run_tables, run_title
+    from simulator.running.metrics.tables import run_facts, run_legend, run_tables, run_title
     from simulator.running.scenario import load_scenario, place_of
 
     loaded = load_scenario(scenario, chosen(set_values, chip, trace, rate, measured, router))
@@ -111,7 +111,7 @@ def run(
             run_facts(document),
             run_tables(document),
             document["conclusion"],
-            RUN_LEGEND,
+            run_legend(document),
             document["notes"],
             full,
         ),

@@ -20,7 +20,7 @@ from simulator.speculation import SpeculationConfig
 from simulator.speculation.proposal import proposal
 from simulator.timing import HardwareConfig, load_framework
 from simulator.timing.framework import engine_defaults
-from simulator.timing.releases import framework_of_version
+from simulator.timing.releases import framework_of_version, is_build
 
 STATES_SHARE = 0.25
 """Default maximum share of the chips' memory for recurrent states (assumed)."""
@@ -48,6 +48,11 @@ def with_defaults(
         if "framework" not in known:
             framework = FRAMEWORKS.get(chip.vendor, framework)
     if engine.release is not None:
+        if not is_build(engine.release):
+            raise ValueError(
+                f"engine.release: write a release such as 0.19.0, an image's tag, or nightly of 2026-02"
+                f" (got '{engine.release}')"
+            )
         framework = framework_of_version(framework, None if pooled else engine.release)
     name = catalogue_model(model) or "" if isinstance(model, str) else ""
     defaults = engine_defaults(framework, chip, engine.entry_point, engine.release, name)

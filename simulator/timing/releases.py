@@ -14,6 +14,8 @@ months after its model, or unknown."""
 BUILD_AGES: tuple[BuildAge, ...] = get_args(BuildAge)
 DATED = r"(20\d\d)-?(0[1-9]|1[0-2])"
 """Regular expression for year and month in the name of a build."""
+UNNUMBERED = r"nightly|dev|main|branch|commit|PR #"
+"""Regular expression for words in the name of a build between releases."""
 TUNING = 3
 """Months from a model's release to engine releases tuned for it (kernels, tiles, defaults). In InferenceX's results for
 mixtures of experts, most gains of an engine fall into this time."""
@@ -52,6 +54,28 @@ def build_age(framework: str, release: str | None, model: str) -> BuildAge:
     if appeared and _is_young(months[appeared], published):
         return "young model"
     return "older" if numbers < first else "fitted"
+
+
+def release_words(framework: str, release: str | None) -> str | None:
+    """Releases that figures stand for where none is stated; None where one is, or where the engine has no fits.
+
+    >>> release_words("vllm", None)
+    'vllm 0.14 to 0.19, as engine.release is not set; one outside them has wider intervals'
+    """
+    engine = packaged("simulator.timing", "releases.yaml")["engines"].get(framework)
+    if release is not None or engine is None:
+        return None
+    first, last = engine["fitted"]
+    return f"{framework} {first} to {last}, as engine.release is not set; one outside them has wider intervals"
+
+
+def is_build(text: str) -> bool:
+    """True if a text names an engine's build: a version, a date, an image, a branch or a commit.
+
+    >>> [is_build(text) for text in ("0.11.0", "V0 (2024)", "nightly", "main", "banana", "")]
+    [True, True, True, True, False, False]
+    """
+    return re.search(rf"\d|{UNNUMBERED}|latest|image|unknown", text) is not None
 
 
 def release_of_month(framework: str, text: str) -> tuple[int, ...] | None:
@@ -121,7 +145,7 @@ def release_numbers(text: str) -> tuple[int, ...] | None:
     """
     if "ai-dynamo" in text:  # numbered as Dynamo is
         return None
-    if re.search(r"nightly|dev|main|branch|commit|PR #", text) and not re.search(r"v\d+\.\d+", text):
+    if re.search(UNNUMBERED, text) and not re.search(r"v\d+\.\d+", text):
         return None
     match = re.search(r"(?<![\d.a-z])v?(\d+)\.(\d+)(?:\.(\d+))?", text.rpartition(":")[2])
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)

@@ -359,3 +359,9 @@ def test_a_name_of_another_memory_generation_or_vendor_is_never_read_as_a_chip()
         g5.12xlarge, Tesla V100-SXM2-16GB, Quadro RTX 6000, AMD Instinct MI300A, AMD Radeon Graphics, HL-225, gfx90a
         NVIDIA A100-PCIE-40GB, NVIDIA A100-SXM4-80GB MIG 1g.10gb, p3.2xlarge, inf2.xlarge"""
     assert [name for name in re.split(r"(?:, |\n) *", absent) if named_chip(name)] == []
+
+
+def test_assumed_kernels_are_not_called_fitted():
+    assert load_chip("mi300x").kernels
+    assert load_chip("mi300x").fitted_libraries == []
+    assert "vllm" in load_chip("h100-sxm").fitted_libraries

@@ -12,6 +12,7 @@ from simulator.running.metrics.conclusion import API_SERVER_SHOWN, slo_words
 from simulator.running.metrics.summary import LATENCIES
 from simulator.running.metrics.usage import chips_words, main_bottleneck, tokens_per_joule
 from simulator.timing.framework import LOCAL_FRAMEWORKS
+from simulator.timing.releases import release_words
 
 MOST_REPLICAS = 64
 """Replicas up to which each has a row."""
@@ -53,6 +54,13 @@ def more_run_tables(document: Json) -> list[Table]:
 def run_title(document: Json) -> str:
     """Model and hardware of a run document."""
     return f"{model_words(document['scenario'])} on {chips_words(document)}"
+
+
+def run_legend(document: Json) -> str:
+    """Legend of a run's terms, with the releases that it stands for where none is stated."""
+    engine = document["scenario"]["engine"]
+    words = release_words(engine["framework"], engine.get("release"))
+    return f"{RUN_LEGEND} engine: {words}." if words else RUN_LEGEND
 
 
 def interval_words(document: Json) -> str:

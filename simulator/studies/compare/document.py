@@ -333,15 +333,21 @@ def _crossover_words(data: CompareDocument, best: str) -> str:
         places.append(words + (f" ({low} to {high})" if known else ""))
     own, base = data.most(name), data.most(data.baseline)
     most = inf if own is None or base is None else min(own, base)
-    points = [point for point in data.points(name) if point.value <= most]
+    points = data.points(name)
     side = "at other loads"
     if len(crossings) == 1:
         below = crossings[0].better == "below"
         points = [point for point in points if (point.value > crossings[0].value) == below]
         side = "above" if below else "below"
-    worst = 1.0 - min((point.ratio for point in points), default=1.0)
+    worst, worst_beyond = (
+        1.0 - min((point.ratio for point in points if (point.value > most) == beyond), default=1.0)
+        for beyond in (False, True)
+    )
+    costs = f"; {side} it costs up to {worst:.0%}" if worst >= 0.005 else ""
+    if worst_beyond >= max(0.005, 2.0 * worst):
+        costs = f"{costs or f'; {side} it costs nothing'} where both keep up, {worst_beyond:.0%} where one does not"
     subject = "it pays" if name == best else f"{name} pays"
-    words = f"; {subject} {' and '.join(places)}" + (f"; {side} it costs up to {worst:.0%}" if worst >= 0.005 else "")
+    words = f"; {subject} {' and '.join(places)}{costs}"
     if most < inf and own != base:
         words += f"; {'it' if name == best else name} serves at most about {load_words(crossover.path, own, data.unit)}"
         words += f", {data.baseline} {number(base, 3)}"
@@ -541,7 +547,8 @@ def _cache_table(data: CompareDocument) -> Table:
             columns[words] = [_percent((cache.regret or {}).get(key)) for cache in caches]
     columns = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
     rows = [[name, *cells] for name, *cells in zip(named, *columns.values(), strict=True)] if columns else []
-    return Table("Prompt tokens found in caches, and regret against belady", ["", *columns], rows, name="caches")
+    title = "Prompt tokens found in caches, and regret against belady (a bound on tokens found, not on times and cost)"
+    return Table(title, ["", *columns], rows, name="caches")
 
 
 def _percent(share: float | None) -> Value:

@@ -29,7 +29,7 @@ from simulator.studies.engine_flags import launch_flags
 from simulator.studies.frame import study_header
 from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import RESAMPLES, latency_words, limits_words
-from simulator.studies.plan.search import Candidate, Plan
+from simulator.studies.plan.search import RATE_MARGIN, Candidate, Plan
 from simulator.studies.plan.summary import (
     ChipCost,
     PlannedHour,
@@ -322,11 +322,13 @@ class PlanResult(StudyResult[PlanDocument]):
         tables = [_holding_table(data), _power_table(data)]
         for status, words in FAILING.items():
             tables.append(_failing_table(words, [row for row in data.candidates if row.status == status], status))
-        commands = [[row.layout, *command] for row in data.candidates for command in (row.flags or {}).items()]
+        flags = [(row.layout, *command) for row in data.candidates for command in (row.flags or {}).items()]
+        commands = [[layout, engine, line] for layout, engine, command in flags for line in command.splitlines()]
         columns = ("layout", "engine", "command")
         losers = [row.layout for row in data.candidates[1:]]
         title = "Launch commands of one replica"
-        tables.append(Table(title, columns, commands, shown=2, name="commands", details=losers))
+        first = sum(len(command.splitlines()) for _, _, command in flags[:2])
+        tables.append(Table(title, columns, commands, shown=first, name="commands", details=losers))
         if data.plan_summary is not None:
             tables += [plan_summary_table(data.plan_summary), hours_table(data.hours, data.unit)]
         return [table for table in tables if table.rows] or tables[:1]
@@ -366,7 +368,7 @@ def _holding_table(data: PlanDocument) -> Table:
                 Cell(rate, aside=headroom, value=row.max_rate),
                 Cell(bound, aside=likely or wide, detail=likely and f"({wide})"),
                 Cell(f"{sure.share:.0%}", aside=runs, value=sure.share),
-                Cell(chance_words(sure.probability), value=sure.probability),
+                Cell("<= " * (sure.probability == MOST_SURE) + chance_words(sure.probability), value=sure.probability),
                 main_bottleneck(row.bottleneck) or ABSENT,
                 row.basis,
             ]
@@ -584,7 +586,9 @@ def _sure_words(best: Candidate) -> str:
     verdict = best.verdict
     if best.chance is not None:
         never = verdict is not None and main_evidence(verdict.observation.evidence) == "datasheet"
-        return f"SLO met with {chance_words(best.chance)} probability{' on chips that were never measured' * never}"
+        most = "at most " * (best.chance == MOST_SURE)
+        words = f"SLO met with {most}{chance_words(best.chance)} probability"
+        return f"{words}{' on chips that were never measured' * never}"
     if verdict is not None and verdict.runs > 1:
         return f"SLO met in {verdict.share:.0%} of {verdict.runs} runs, the model's error not counted"
     if verdict is not None and verdict.method == "block bootstrap":
@@ -601,7 +605,12 @@ def _nothing_holds(plan: Plan, limits: str) -> str:
     tried = [c for c in plan.candidates if c.verdict is not None and c.status == "misses"]
     if tried:
         nearest = min(tried, key=_slo_ratio)
-        words = f"No layout holds {limits} {at}; the nearest, {_short(nearest)}, has {nearest.reason}."
+        steady, reason = nearest.layout.steady, f"has {nearest.reason}"
+        if steady is not None and plan.rate is not None:
+            served = nearest.replicas * steady.most_rate
+            if not steady.traffic.cached_tokens.any() and plan.rate > RATE_MARGIN * served:
+                reason = f"cannot keep up: it serves about {number(served, 3)} {_unit(plan)} in the long run"
+        words = f"No layout holds {limits} {at}; the nearest, {_short(nearest)}, {reason}."
         surest = max((c.chance for c in tried if c.chance is not None), default=0.0)
         if surest < 0.01:
             return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,13 @@ class Objective:
             assert self.goodput is not None
             return self.goodput
         return next(limit.limit_ms for limit in self.limits if limit.key == key)
+
+    def with_ttft_within(self, seconds: float) -> Objective:
+        """Copy whose limits on TTFT are at most this long."""
+        limits = [one._replace(limit_ms=min(one.limit_ms, 1e3 * seconds)) if one.latency == "ttft" else one
+                  for one in self.limits]  # fmt: skip
+        single = [(name, min(ms, 1e3 * seconds) if name == "ttft" else ms) for name, ms in self.per_request_ms]
+        return replace(self, limits=tuple(limits), per_request_ms=tuple(single))
 
     def refuses_too_many(self, refused: int, requests: int) -> bool:
         """True if the share of refused requests alone makes a limit unreachable; goodput counts refusals itself."""

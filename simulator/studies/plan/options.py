@@ -15,7 +15,8 @@ COLUMNS = (
 )
 SEARCHED = (
     "Values to search of a field: hardware.chip, weights_dtype, speculation.method, hardware.replicas... "
-    "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off."
+    "Unless varied: tensor_parallel 1,2,4,8, max_num_batched_tokens 2048,8192, speculation on and off; "
+    "with pools, the replicas of each pool alone."
 )
 EMITTED = (
     "Print the winner as vllm, sglang, trtllm, dynamo, llm-d, keda or hpa, or as the benchmark command that would "

@@ -25,11 +25,21 @@ from simulator.running.metrics.uncertainty import LEVEL as NINE_IN_TEN
 from simulator.running.metrics.uncertainty import assumed_engine
 from simulator.running.metrics.usage import store_price_notes
 from simulator.running.scenario import Scenario
-from simulator.studies.plan.layouts import GIVEN, REPLICAS, Layout, layouts, listed, replica_counts, search_axes
+from simulator.studies.plan.layouts import (
+    GIVEN,
+    REPLICAS,
+    TENSOR_PARALLEL,
+    Layout,
+    layouts,
+    listed,
+    replica_counts,
+    search_axes,
+)
 from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, latency_words
 from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.trials import (
     FAULTS,
+    PATIENCE_S,
     LoadPoint,
     PlannedLoad,
     Verdict,
@@ -37,6 +47,7 @@ from simulator.studies.plan.trials import (
     find_highest_rate,
     holds_unloaded,
     judge,
+    patient,
     planned_load,
     trial,
 )
@@ -249,6 +260,9 @@ def _notes(study: StudyFile, usable: Sequence[Layout], by_price: bool) -> list[s
         notes.append(NO_INTERVAL)
     if _profile(study.scenario) is not None:
         notes.append("workload.arrivals.profile: the rate planned for is that of its busiest moment")
+    if pools := study.scenario.pools:
+        fields = ", ".join(f"--vary pools.{name}.{TENSOR_PARALLEL}=2,4,8" for name in pools)
+        notes.append(f"pools: only their numbers of replicas are searched unless varied, such as with {fields}")
     arrivals = study.scenario.workload.arrivals
     if arrivals is not None and arrivals.process == "closed-loop":
         notes.append(
@@ -341,6 +355,11 @@ def wait_budgets(objective: Objective) -> list[tuple[float | None, float]]:
     return waits
 
 
+def longest_wait_s(objective: Objective) -> float:
+    """Longest of the waits that the objective allows."""
+    return max((wait for _, wait in wait_budgets(objective)), default=0.0)
+
+
 UNLOADED = 1e-3
 """Share of the load at which almost all requests run alone."""
 WORTH_SHOWING = 3.0
@@ -379,7 +398,7 @@ class _Search:
         self._started: dict[tuple[int, int, float], Callable[[], Any]] = {}
         options = self._plan.options
         self._seeds = [options.seed + n for n in range(options.replications)]
-        self._longest_wait_s = max((wait for _, wait in wait_budgets(self._plan.objective)), default=0.0)
+        self._longest_wait_s = longest_wait_s(self._plan.objective)
 
     def _seeds_of(self, scenario: Scenario) -> list[int]:
         return self._seeds if scenario.random else self._seeds[:1]
@@ -401,15 +420,17 @@ class _Search:
     ) -> StartedSearch | None:
         """Begin the search for a highest rate; None if a run is too short for a verdict even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
-        load = self._load.long_enough(driven, longest, self._longest_wait_s)
-        most = load.most_telling_rate(driven, self._longest_wait_s)
+        objective = patient(driven, self._seeds[0], self._plan.objective)
+        wait_s = longest_wait_s(objective)
+        shown = self._plan.rate is None
+        load = self._load.long_enough(driven, longest, max(wait_s, PATIENCE_S * shown))
+        most = load.most_telling_rate(driven, wait_s)
         if most < guess and self._plan.rate is not None:
             return None
         options = self._plan.options
         seeds = self._seeds_of(driven)[:SEARCH_SEEDS]
         begin = max(guess, BEGIN_SHARE * longest)
-        arguments = (driven, load, self._plan.objective, seeds, begin, most, options.confidence)
-        shown = self._plan.rate is None
+        arguments = (driven, load, objective, seeds, begin, most, options.confidence)
         return self._workers.start(find_highest_rate, *arguments, shown, options.interval, held), most
 
     def _tick(self, done: int, total: int) -> None:

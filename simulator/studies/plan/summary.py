@@ -20,6 +20,7 @@ from simulator.studies.plan.layouts import ChipPrice
 from simulator.studies.plan.objectives import GOODPUT, limits_words
 from simulator.studies.plan.search import Candidate, HeadroomCases, Plan
 from simulator.studies.steady_state.traffic import population
+from simulator.timing.releases import release_words
 from simulator.workload.generate import conversation, trace_began_s
 from simulator.workload.workload_config import ARRIVING
 
@@ -112,6 +113,8 @@ def plan_summary(plan: Plan, cheaper: Candidate | None = None) -> dict[str, Any]
     assert verdict is not None
     monthly = _monthly(best)
     limits, arriving = limits_words(plan.objective), _arriving(plan)
+    engine = best.layout.scenario.engine
+    rests = evidence_words(verdict.observation.evidence), release_words(engine.framework, engine.release)
     serve = "serves" if best.chips == 1 else "serve"
     return {
         "question": f"what is the {'cheapest' if plan.by_price else 'smallest'} way to serve {number(plan.rate, 3)} "
@@ -144,7 +147,7 @@ def plan_summary(plan: Plan, cheaper: Candidate | None = None) -> dict[str, Any]
             }
         ),
         "what would change it": _changes(plan, best),
-        "rests on": evidence_words(verdict.observation.evidence),
+        "rests on": "; ".join(filter(None, rests)),
     }
 
 
@@ -245,6 +248,8 @@ def _failure(plan: Plan, best: Candidate, cases: HeadroomCases) -> str:
         return f"{down} of the {rented} may be down and, as predicted, every limit still holds"
     left = cases.one_less
     if left is None:
+        if len(best.layout.scenario.pools or ()) > 1:
+            return f"the pools are planned as one: a failure of one of their replicas was not tried; {spare}"
         return f"there is one {unit}: while it is down nothing is served; {spare}"
     if left.status == "meets":
         chance = "as predicted" if left.chance is None else f"with {chance_words(left.chance)} probability"

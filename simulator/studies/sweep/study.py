@@ -447,7 +447,9 @@ def sweep_sentence(data: SweepDocument) -> str:
         spread = " to ".join(f"{number(value)}{unit} at {name}" for name, value in ends)
         most = f"the most served is {number(served, 3)} requests/s"
         return f"{metric_words(metric).capitalize()} from {spread}; {most}{lost}."
-    text = f"Best {metric_words(metric)}: {best[0]} with {number(best[1])}{unit}"
+    equal = sum(value == best[1] for _, value in known) - 1
+    also = f" and {equal} equal point{'s' * (equal > 1)}" if equal else ""
+    text = f"Best {metric_words(metric)}: {best[0]}{also} with {number(best[1])}{unit}"
     if worst[1] != best[1] and min(abs(worst[1]), abs(best[1])) > 0:
         ratio = max(worst[1], best[1]) / min(worst[1], best[1])
         text += f", {ratio:.2f}x better than the worst of {len(known)} points ({worst[0]}, {number(worst[1])}{unit})"

@@ -105,21 +105,26 @@ def _gains(one: TierSize, more: TierSize) -> bool:
     return faster or more.hit_rate > one.hit_rate + GAIN_HITS
 
 
+LOSS = "more: it does not pay"
+
+
 def tier_sentence(curve: TierCurve) -> str:
     """Conclusion of a curve: the size beyond which nothing is gained, its hits by tier, and the working set."""
     last, size = curve.sizes[-1], curve.enough_bytes
     at = next((one for one in curve.sizes if one.bytes == size), last)
+    dollars = _dollars(curve.sizes[0], at)
     if size is None:
         words = f"{curve.name} still gains at {scaled(last.bytes, 'B')}, the largest size tried"
     else:
         least = ", the smallest size tried" if at is curve.sizes[0] else ""
-        words = f"{scaled(size, 'B')} of {curve.name} is enough{least}: beyond it the hit rate gains less than 1 % of "
+        enough = "would be enough but does not pay" if dollars.endswith(LOSS) else "is enough"
+        words = f"{scaled(size, 'B')} of {curve.name} {enough}{least}: beyond it the hit rate gains less than 1 % of "
         words += "prompt tokens and mean TTFT less than 2 %"
     shares = ", ".join(f"{percent(share)} from {name}" for name, share in at.hit_rate_by_tier.items())
     words += f". It serves {percent(at.hit_rate)} of prompt tokens ({shares})"
     if at.mean_ttft_ms is not None:
         words += f", with a mean TTFT of {number(at.mean_ttft_ms)} ms"
-    words += _dollars(curve.sizes[0], at)
+    words += dollars
     if curve.most_hit_rate is not None:
         words += (
             f". Without limit an LRU cache would serve {percent(curve.most_hit_rate)}, nearly so with "
@@ -138,7 +143,7 @@ def _dollars(least: TierSize, at: TierSize) -> str:
     if not least.good_share or not at.good_share:
         return words
     more = at.usd_per_month / at.good_share * least.good_share / least.usd_per_month - 1.0
-    return f"{words}: per good request {percent(abs(more))} {'more: it does not pay' if more > 0 else 'less: it pays'}"
+    return f"{words}: per good request {percent(abs(more))} {LOSS if more > 0 else 'less: it pays'}"
 
 
 def tier_table(curve: TierCurve) -> Table:

@@ -178,6 +178,9 @@ def best_rule(
     }
     if chosen.engine.routing == "scored":
         files["endpoint-picker.yaml"] = endpoint_picker_text(build_run(chosen).fleet.router)
+    else:
+        words = f"no endpoint-picker.yaml: engine.routing {chosen.engine.routing} is no rule of llm-d; set it to scored"
+        data = replace(data, notes=[*data.notes, words])
     if emit is not None:
         data = replace(data, artefact=artefact(emit, chosen))
     return RouterResult(data, files=files)

@@ -1,12 +1,14 @@
 """What engines set by themselves where a scenario does not."""
 
 import pytest
+from plain_scenario import plain_scenario
 from tiny_scenario import tiny_data
 
 from hwprofiles import load_chip
 from simulator.running.build import build_run
 from simulator.running.measured_runs import own_base, run_scenario
 from simulator.running.metrics.document import scenario_document
+from simulator.running.metrics.tables import run_legend
 from simulator.running.run import simulate
 from simulator.running.scenario import load_scenario, scenario_from
 from traces.benchmark_results import MeasuredRun
@@ -209,3 +211,10 @@ def differing(scenario):
     """What a server's defaults decide, without the spelling of its release."""
     engine = {**dict(scenario.engine), "release": None}
     return engine, dict(scenario.hardware), scenario.weights_dtype, scenario.kv_cache_dtype
+
+
+def test_a_run_without_a_release_says_which_it_stands_for():
+    document = simulate(plain_scenario()).document
+    assert "engine: vllm 0.14 to 0.19, as engine.release is not set" in run_legend(document)
+    stated = simulate(plain_scenario().with_values({"engine.release": "0.23.0"})).document
+    assert "engine.release" not in run_legend(stated)

@@ -427,7 +427,7 @@ def test_the_page_to_present_has_every_chip_with_its_evidence_and_risk(chat, tmp
         assert f"${row['usd_per_month']:,.0f}" in text
     assert rows["mi300x"]["usd_per_month_range"][0] < rows["mi300x"]["usd_per_month_range"][1]
     assert (result.best.basis, result.best.probability) == ("datasheet", 0.9)
-    assert "on chips that were never measured" in result.conclusion
+    assert "with at most 90 % probability on chips that were never measured" in result.conclusion
     assert "never measured on this chip; risk 10 % or more" in text
     assert "h100-sxm: $30.00 an hour (given with the plan)" in text
     assert f"Rent {result.best.chips} mi300x chip for ${730 * result.best.usd_per_hour:,.0f} a month" in text
@@ -547,11 +547,15 @@ def test_a_profile_is_planned_for_its_busiest_moment_and_by_the_hour():
 def test_a_plan_of_pools_finds_how_many_replicas_each_needs():
     """The example has two of each; the decode pool is one larger than it has to be."""
     scenario = load_scenario("examples/disaggregated-h100.yaml").with_values({"workload.num_requests": 200})
-    document = plan(scenario, replications=1, headroom=False, interval=False, jobs=1).document
+    result = plan(scenario, replications=1, headroom=False, interval=False, jobs=1)
+    document = result.document
     pools = [row for row in document["candidates"] if row["layout"].startswith("prefill")]
     assert len(pools) == 36
     assert pools[0]["layout"] == "prefill 2 x h200-sxm TP1 + decode 1 x h100-sxm TP1"
     assert pools[0]["flags"]["vllm"].count("vllm serve") == 2
+    commands = next(table for table in result.tables() if table.name == "commands").rows
+    assert not any("\n" in str(cell) for row in commands for cell in row), "a pasted line is a comment or a command"
+    assert any("pools.prefill.hardware.tensor_parallel" in note for note in document["notes"])
     best = document["best"]
     assert best["layout"] == "3 x h100-sxm TP1, not split", "equal replicas are tried too"
     assert best["usd_per_hour"] == 3 * 2.5 < pools[0]["usd_per_hour"]

@@ -126,6 +126,22 @@ def test_the_highest_rate_with_the_model_error_lies_near_that_without():
     assert all(0.8 * rate < with_error[layout] <= rate for layout, rate in without.items())
 
 
+def test_a_more_lenient_limit_never_lowers_the_highest_rate():
+    """Beyond some seconds only a growing queue reaches a limit, so a thousand seconds hold what ten do."""
+    given = QUICK | {"max_rate": True, "requests": None}
+    scenario = on_h100(poisson(8.0, 64, 512, 64), engine={"max_num_seqs": 8})
+    rates = [plan(scenario, **given | {"slo": {"p99_ttft_ms": 1e3 * s}}).best["max_rate"] for s in (2, 10, 1000)]
+    assert rates == sorted(rates)
+    assert rates[2] < 1.1 * rates[0]
+
+
+def test_a_load_far_above_all_layouts_names_what_they_serve():
+    planned = plan(
+        on_h100(poisson(8.0, 64, 512, 64)), **QUICK | {"rate": 1e6, "max_replicas": 1, "slo": {"p99_ttft_ms": 20}}
+    )
+    assert "cannot keep up: it serves about" in planned.conclusion
+
+
 @pytest.mark.parametrize("seed", [100, 200])
 def test_a_run_of_the_planned_deployment_meets_the_slo(seed):
     """Plan, then run with seeds that the plan has not seen."""

@@ -56,6 +56,8 @@ def test_no_rule_is_named_better_than_one_that_is_as_good():
     data = fleet(workload={"arrivals": {"request_rate": 1.0}, "input_tokens": 200, "output_tokens": 20,
                            "num_requests": 60}, **scored(scorers=[{"scorer": "requests"}]))  # fmt: skip
     result = tune_router(data, rules=6, replications=3, jobs=1)
+    routing = result.scenario.engine.routing
+    assert any("no endpoint-picker.yaml" in note for note in result.document["notes"]) == (routing != "scored")
     assert not result.data.better
     assert result.conclusion.startswith("No rule is better than yours (requests): the best of ")
     assert rule_words(result.scenario) == "requests"

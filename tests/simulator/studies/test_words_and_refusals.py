@@ -58,6 +58,17 @@ def test_every_load_at_which_a_variant_starts_or_stops_to_pay_is_named():
     ) in sentence(speedup(1.5, 1.4, 1.6), crossover=crossover, load_curves=curves, scenario=tiny_data())
 
 
+def test_what_a_variant_costs_where_it_cannot_keep_up_is_not_left_out():
+    along = {"path": "workload.arrivals.request_rate", "metric": METRIC}
+    place = {"variant": "b", "value": 8.0, "low": 7.0, "high": 9.0, "better": "below"}
+    points = [{"value": v, "ratio": r, "low": None, "high": None} for v, r in ((4.0, 1.4), (12.0, 0.98), (24.0, 0.6))]
+    curves = {**along, "requested": False, "curves": [{"variant": "b", "points": points}]}
+    served = {"path": along["path"], "requested": None, "a": 20.0, "b": 16.0}
+    changes = {"crossover": {**along, **place, "all": [place]}, "load_curves": curves, "served_load": served}
+    words = sentence(speedup(1.5, 1.4, 1.6), scenario=tiny_data(), **changes)
+    assert "above it costs up to 2% where both keep up, 40% where one does not" in words
+
+
 def test_assumptions_that_turn_the_verdict_over_are_named():
     rows = [made_swing(name, ["b"]) for name in ("acceptance", "host time per step", "x", "y")]
     assert "It rests on acceptance, host time per step, x and others" in sentence(
