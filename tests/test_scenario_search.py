@@ -58,7 +58,9 @@ def conserved(monkeypatch):
         assert len({id(s) for s in known}) == len(known)
         several = not isinstance(self, engine.UnifiedScheduler)  # holds what a whole batch, or later steps, will need
         assert several or self._held_blocks == sum(s.blocks for s in known)
-        assert 0 <= self.used_blocks <= self.used_blocks + self.cache.idle_blocks <= self.limits.num_blocks
+        free, room = self.limits.num_blocks - self.used_blocks, self.limits.window_room
+        assert 0 <= self.used_blocks <= self.limits.num_blocks
+        assert 0 <= self.cache.idle_blocks <= free * (1.0 + (room if self.limits.window_blocks else 0.0))
         assert self.swapped_blocks == sum(s.swapped_blocks for s in known)
         assert self.swapped_blocks <= (self.swap.num_blocks if self.swap else 0)
         assert len(self.running) <= self.limits.max_num_seqs

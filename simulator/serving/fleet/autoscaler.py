@@ -87,7 +87,7 @@ class Hpa:
             self._values.popleft()
         total = sum(value for _, value in self._values) / len(self._values)
         off = abs(total / (config.target * current) - 1.0) if current else 1.0
-        wish = current if off <= config.tolerance else ceil(total / config.target)
+        wish = current if off <= config.tolerance else ceil(min(total / config.target, config.max_replicas))
         self._wishes.append((now, wish))
         self._counts.append((now, current))
         while self._wishes[0][0] < now - max(config.scale_up_window_s, config.scale_down_window_s):
