@@ -39,7 +39,7 @@ from simulator.studies.plan.objectives import RESAMPLES, WAITING, Objective, lat
 from simulator.studies.plan.options import PlanOptions
 from simulator.studies.plan.trials import (
     FAULTS,
-    PATIENCE_S,
+    WAIT_LIMIT_S,
     LoadPoint,
     PlannedLoad,
     Verdict,
@@ -47,9 +47,9 @@ from simulator.studies.plan.trials import (
     find_highest_rate,
     holds_unloaded,
     judge,
-    patient,
     planned_load,
     trial,
+    with_wait_limit,
 )
 from simulator.studies.steady_state.averages import SteadyReplica
 from simulator.studies.steady_state.span import SPAN_S
@@ -420,10 +420,10 @@ class _Search:
     ) -> StartedSearch | None:
         """Begin the search for a highest rate; None if a run is too short for a verdict even at the guess."""
         driven = layout.with_replicas(layout.scenario, replicas)
-        objective = patient(driven, self._seeds[0], self._plan.objective)
+        objective = with_wait_limit(driven, self._seeds[0], self._plan.objective)
         wait_s = longest_wait_s(objective)
         shown = self._plan.rate is None
-        load = self._load.long_enough(driven, longest, max(wait_s, PATIENCE_S * shown))
+        load = self._load.long_enough(driven, longest, max(wait_s, WAIT_LIMIT_S * shown))
         most = load.most_telling_rate(driven, wait_s)
         if most < guess and self._plan.rate is not None:
             return None

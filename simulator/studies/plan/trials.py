@@ -290,14 +290,14 @@ def holds_unloaded(scenario: Scenario, seeds: Sequence[int], objective: Objectiv
     return all(bounds[name] <= UNLOADED_MARGIN * limit_ms for name, limit_ms in limits)
 
 
-PATIENCE_S, PATIENCE = 10.0, 3.0
+WAIT_LIMIT_S, WAIT_LIMIT = 10.0, 3.0
 """Longest TTFT of a load that is served, in the search for a highest rate: 10 s, or three times that of the longest
 prompt alone. Longer waits come of a queue that grows: they tell the length of the run, and any load holds them."""
 
 
-def patient(scenario: Scenario, seed: int, objective: Objective) -> Objective:
+def with_wait_limit(scenario: Scenario, seed: int, objective: Objective) -> Objective:
     """The objective with limits on TTFT that a growing queue cannot hold, however lenient its own are."""
-    shortened = objective.with_ttft_within(PATIENCE_S)
+    shortened = objective.with_ttft_within(WAIT_LIMIT_S)
     if shortened == objective:
         return objective
     from simulator.running.run import serve
@@ -308,7 +308,7 @@ def patient(scenario: Scenario, seed: int, objective: Objective) -> Objective:
         alone_s = float(request_latencies_ms(serve(scenario, seed, stream=longest).requests)["ttft"][0]) / 1e3
     except FAULTS:
         return objective
-    return objective.with_ttft_within(max(PATIENCE_S, PATIENCE * alone_s))
+    return objective.with_ttft_within(max(WAIT_LIMIT_S, WAIT_LIMIT * alone_s))
 
 
 class Held(NamedTuple):
