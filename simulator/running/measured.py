@@ -97,6 +97,12 @@ def other_deployment_note(scenario: Scenario, simulate: Simulate) -> str:
     return f"{words}; {evidence.surprise}{SURPRISED}, {most}"
 
 
+def is_surprised(scenario: Scenario, simulate: Simulate) -> bool:
+    """True if a figure of the scenario's measured runs lies outside its nine in ten before any measurement."""
+    assert scenario.measured is not None
+    return bool(_evidence(_Call(scenario.measured, simulate)).surprise)
+
+
 def _differences(own: Json, known: Json) -> list[str]:
     return [f"{name} {own[name]}, {known[name]}" for name in known if own[name] != known[name]]
 

@@ -245,9 +245,9 @@ def _doubted(error: ModelError, scenario: Scenario, evidence: MeasuredEvidence |
     """The model error, marked if measured runs of another deployment lie outside their nine in ten."""
     if scenario.measured is None or evidence is not None:
         return error
-    from simulator.running.metrics.uncertainty import SURPRISED
+    from simulator.running.measured import is_surprised
 
-    return {**error, "doubted": any(SURPRISED in note for note in _measured_notes(scenario, None))}
+    return {**error, "doubted": is_surprised(scenario, simulate)}
 
 
 def serve(

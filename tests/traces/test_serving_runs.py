@@ -485,7 +485,7 @@ def test_what_people_paste_is_the_run_of_the_result_file(tmp_path, text, name):
 
 
 def test_what_the_client_announces_before_a_block_is_its_load(tmp_path):
-    """Also in comments; where only its command stands there, its default: all at once."""
+    """A load in comments counts too; where only the command stands there, its default does: all at once."""
     block = VLLM_BLOCK.partition("\n===")[2].replace("Maximum request concurrency:             16\n", "")
     announced = (
         f"Traffic request rate: inf\nMaximum request concurrency: 32\n==={block}Traffic request rate: 2.0\n==={block}"

@@ -51,7 +51,7 @@ def test_blocks_never_go_negative_and_end_idle(lists, capacity):
 
 @given(st.integers(1, 6), st.sampled_from([0.0, 0.5, 1.0, 2.5, 6.0]), st.integers(0, 300))
 def test_blocks_that_windows_passed_age_the_others(size, window_blocks, capacity):
-    """Of prompts without a common block, as many last as fit with their windows' blocks, which leave first.
+    """Prompts without a common block last as far as they fit with their windows' blocks, which leave first.
 
     A prompt of n blocks leaves n w passed ones; then its own follow, of which the last tokens' leave first.
     """
