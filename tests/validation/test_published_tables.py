@@ -216,6 +216,71 @@ def test_disaggregated_workers_are_pools(tmp_path):
         assert "do not add up" in str(unified(tmp_path, **message, notes=wrong).unusable)
 
 
+RECIPES = {
+    "source": "inferencex",
+    "disagg": "True",
+    "prefill_gpus": "4",
+    "decode_gpus": "8",
+    "framework_version": "1.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "notes", "prefill", "batch", "kv"),
+    [
+        (
+            {"gpu": "B200", "framework": "dynamo-trt", "weight_precision": "fp4", "max_concurrency": "1606"},
+            "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep8/dpattn=True workers=1",
+            {"max_num_seqs": 2, "max_num_batched_tokens": 16896},
+            192,
+            "fp8",
+        ),
+        (
+            {"gpu": "B200", "framework": "dynamo-trt", "weight_precision": "fp8", "max_concurrency": "256"},
+            "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep8/dpattn=True workers=1",
+            {"max_num_seqs": 1, "max_num_batched_tokens": 8320},
+            256,
+            "fp8",
+        ),
+        (
+            {"gpu": "GB300", "framework": "dynamo-sglang", "weight_precision": "fp8"},
+            "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep8/dpattn=True workers=1",
+            {"max_num_batched_tokens": 131072},
+            None,
+            "fp8",
+        ),
+        (
+            {"gpu": "H100", "framework": "dynamo-sglang", "weight_precision": "fp8"},
+            "prefill tp4/ep4/dpattn=True workers=1; decode tp8/ep8/dpattn=True workers=1",
+            None,
+            None,
+            "auto",
+        ),
+    ],
+)
+def test_disaggregated_workers_have_the_limits_of_their_recipes(tmp_path, row, notes, prefill, batch, kv):
+    """Limits as NVIDIA/srt-slurm's recipes of 8k prompts state them; SGLang on Hopper stores KV as the model does."""
+    run = unified(tmp_path, **RECIPES, **row, input_len="8192", output_len="1024", notes=notes)
+    pools = run.settings["pools"]
+    assert pools["prefill"].get("engine") == prefill
+    assert pools["decode"].get("engine") == (None if batch is None else {"max_num_seqs": batch})
+    assert run.settings["kv_cache_dtype"] == kv
+    early = unified(
+        tmp_path, **RECIPES | {"framework_version": ""}, **row, input_len="8192", output_len="1024", notes=notes
+    )
+    assert "engine" not in early.settings["pools"]["prefill"]
+
+
+@pytest.mark.parametrize(("decode_gpus", "groups"), [("4", 0), ("32", 32)])
+def test_workers_of_one_node_that_name_no_layout_share_layers(tmp_path, decode_gpus, groups):
+    """Rows of 2025 say tp1/ep1 of all workers: by their recipes those of four chips are tensor parallel."""
+    notes = "prefill tp1/ep1/dpattn=True workers=1; decode tp1/ep1/dpattn=True workers=1"
+    row = RECIPES | {"gpu": "GB200", "framework": "dynamo-sglang", "decode_gpus": decode_gpus}
+    hardware = unified(tmp_path, **row, notes=notes).settings["pools"]["decode"]["hardware"]
+    assert hardware.get("attention_data_parallel", 0) == groups
+    assert hardware["tensor_parallel"] == (1 if groups else 4)
+
+
 KUBECON = {
     "config": "plain", "stage": "2", "requested_rate_rps": "4", "achieved_send_rate_rps": "3.9", "model": "llama",
     "mean_tpot_derived_ms": "12.5", "ttft": "", "mean_ttft_ms": "50", "gpu": "H100 (80 GB)", "framework": "vllm",

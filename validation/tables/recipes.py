@@ -51,7 +51,7 @@ def decode_batch(
     """Sequences of a decode worker of InferenceX under dynamo and TensorRT-LLM, or of each of its attention groups.
 
     Its clients send up to half as many requests again as are decoded at once: the others wait, most of the time to the
-    first token. Names of the recipes tell the batch, a power of two (or 3 x 2^n that takes all requests) by size.
+    first token. Most batches are a power of two (or 3 x 2^n that takes all requests); recipes tell the others.
 
     Args:
         chip, weights, lengths: of the run, as its table writes them.
@@ -59,7 +59,7 @@ def decode_batch(
         places: decode workers times their attention groups.
         concurrency: requests at a time.
     """
-    row = {"gpu": (chip or "").lower(), "weights": weights, "lengths": lengths, "drafts": drafts}
+    row = {"gpu": (chip or "").lower(), "weights": weights, "lengths": lengths, "drafts": drafts, "places": places}
     for entry in packaged("validation.tables", "inferencex_recipes.yaml")["decode_batches"]:
         same = all(value in entry["gpu"] if name == "gpu" else entry.get(name, value) == value
                    for name, value in row.items())  # fmt: skip
@@ -68,6 +68,26 @@ def decode_batch(
     most = max(1, concurrency // places)
     batch: int = 1 << (most.bit_length() - 1)
     return most if concurrency % places == 0 and batch >= 256 and 2 * most == 3 * batch else batch
+
+
+def worker_limits(
+    engine: str, chip: str | None, weights: str | None, prompt: int | None, groups: bool
+) -> tuple[str | None, dict[str, int]]:
+    """KV format of disaggregated workers that a benchmark publishes apart from its results, and prefill's limits.
+
+    Args:
+        engine: ``trtllm`` or ``sglang``.
+        chip, weights, prompt: of the run, as its table writes them.
+        groups: True if attention is data-parallel in prefill workers.
+    """
+    row = {"engine": engine, "gpu": (chip or "").lower(), "weights": weights, "prompt": prompt, "groups": groups}
+    kv_format: str | None = None
+    limits: dict[str, int] = {}
+    for entry in packaged("validation.tables", "inferencex_recipes.yaml")["workers"]:
+        if all(row[name] in values for name, values in entry["of"].items()):
+            kv_format = entry.get("kv_cache_dtype", kv_format)
+            limits |= entry.get("prefill", {})
+    return kv_format, limits
 
 
 def limits_of(flags: Mapping[str, str], place: str) -> dict[str, Any]:

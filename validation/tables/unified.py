@@ -26,7 +26,14 @@ from traces.benchmark_results import (
 from traces.benchmark_results.run import STATISTICS
 from traces.errors import TraceError
 from traces.fields import Cells
-from validation.tables.recipes import decode_batch, inferencex_flags, limits_of, prefix_caching_of, settings_of
+from validation.tables.recipes import (
+    decode_batch,
+    inferencex_flags,
+    limits_of,
+    prefix_caching_of,
+    settings_of,
+    worker_limits,
+)
 
 SIGNATURE = frozenset({"row_id", "weight_precision", "n_gpus", "input_len", "output_len", "length_mode",
                        "output_tput_tok_s"})  # fmt: skip
@@ -456,11 +463,14 @@ def _pools(cells: Cells) -> dict[str, Any] | None:
     if not _is_disaggregated(cells):
         return None
     pools: dict[str, Any] = {}
-    for role, tensor, expert, groups, workers in _WORKERS.findall(cells.text("notes") or ""):
+    listed = _WORKERS.findall(cells.text("notes") or "")
+    # Rows of 2025 say tp1/ep1 of every worker; by the recipes those whose decode workers have four chips share layers.
+    shares = any(own[:3] == ("decode", "1", "1") and cells.count("decode_gpus") == 4 * int(own[4]) for own in listed)
+    for role, tensor, expert, groups, workers in listed:
         chips, count = cells.count(f"{role}_gpus") or 0, int(workers)
         each = chips // count if count and chips % count == 0 else 0
-        grouped = groups.lower() == "true"
-        if not each or (not grouped and each != int(tensor)):
+        grouped = groups.lower() == "true" and not shares
+        if not each or (not grouped and each != int(tensor) and not shares):
             return None
         hardware = {"tensor_parallel": 1 if grouped else each, "replicas": count}
         hardware |= {"attention_data_parallel": each} if grouped and each > 1 else {}
@@ -470,15 +480,23 @@ def _pools(cells: Cells) -> dict[str, Any] | None:
 
 
 def _fleet(cells: Cells, pools: dict[str, Any]) -> dict[str, object]:
-    """Settings of disaggregated workers."""
-    if cells.text("source") != "inferencex" or cells.text("framework") != "dynamo-trt":
+    """Settings of disaggregated workers: of InferenceX those of its recipes."""
+    framework = cells.text("framework") or ""
+    if cells.text("source") != "inferencex":
         return {"pools": pools}
-    hardware = pools["decode"]["hardware"]
-    lengths = [cells.count("input_len"), cells.count("output_len")]
-    places = hardware["replicas"] * hardware.get("attention_data_parallel", 1)
-    facts = (cells.text("gpu"), cells.text("weight_precision"), lengths, cells.text("spec_method") is not None)
-    pools["decode"]["engine"] = {"max_num_seqs": decode_batch(*facts, places, cells.count("max_concurrency") or 1)}
-    return {"pools": pools}
+    engine = "trtllm" if framework == "dynamo-trt" else "sglang"
+    grouped = "attention_data_parallel" in pools["prefill"]["hardware"]
+    chip, weights, prompt = cells.text("gpu"), cells.text("weight_precision"), cells.count("input_len")
+    kv_format, limits = worker_limits(engine, chip, weights, prompt, grouped)
+    if limits and not (_build(cells) or "").startswith("of 2025"):
+        pools["prefill"]["engine"] = limits
+    if engine == "trtllm":
+        hardware = pools["decode"]["hardware"]
+        places = hardware["replicas"] * hardware.get("attention_data_parallel", 1)
+        facts = (chip, weights, [prompt, cells.count("output_len")], cells.text("spec_method") is not None)
+        most = decode_batch(*facts, places, cells.count("max_concurrency") or 1)
+        pools["decode"]["engine"] = {"max_num_seqs": most}
+    return {"pools": pools, "kv_cache_dtype": kv_format or "auto", "engine.enable_prefix_caching": False}
 
 
 def _unusable(cells: Cells) -> str | None:
