@@ -14,6 +14,7 @@ from forerun.errors import ForerunError
 from hwprofiles import Chip, ProfileError, load_chip
 from simulator.llm import load_architecture
 from simulator.llm.load import catalogue_model
+from simulator.llm.mixers import IndexedAttention
 from simulator.serving.engine_config import EngineConfig
 from simulator.serving.rules import SCHEDULERS
 from simulator.speculation import SpeculationConfig
@@ -122,16 +123,21 @@ def replaced_scheduler(engine: EngineConfig) -> str | None:
     return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
 
 
-def default_formats(engine: EngineConfig, model: str | dict[str, Any]) -> dict[str, Any]:
+def default_formats(engine: EngineConfig, model: str | dict[str, Any], chip: str) -> dict[str, Any]:
     """Formats in which an engine stores weights and KV cache if a scenario does not set them.
 
     Source: vLLM 0.11 ``attention/layer.py``, SGLang 0.5 ``configure_kv_cache_dtype``: a KV cache is in the format of
-        the checkpoint's scales, if it has any.
+        the checkpoint's scales, if it has any. SGLang 0.5 ``_set_default_nsa_kv_cache_dtype``: latents that an indexer
+        chooses from (DeepSeek-V3.2, GLM-5) are FP8 on Blackwell.
     """
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
         plain = isinstance(model, dict) and not re.search("kv_cache|k_proj", str(model.get("quantization_config")))
         with suppress(ForerunError):  # refused where the model is needed
-            scaled = None if plain else load_architecture(model).kv_cache_dtype
+            architecture, device = load_architecture(model), load_chip(chip)
+            scaled = None if plain else architecture.kv_cache_dtype
+            indexed = any(isinstance(group.layer.mixer, IndexedAttention) for group in architecture.layer_groups)
+            if indexed and engine.framework.startswith("sglang") and device.vendor == "nvidia":
+                scaled = scaled or ("fp8" if device.compute.multiplies_fp4 else None)
             return {} if scaled is None else {"kv_cache_dtype": scaled}
         return {}
     framework = load_framework(engine.framework)

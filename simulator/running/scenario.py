@@ -107,7 +107,8 @@ class Scenario(Section):
     weights_dtype: str | dict[str, str] | None = None
     """One dtype for the layers' weight matrices, or a dtype by part; default: the checkpoint's own."""
     kv_cache_dtype: str = "bf16"
-    """Format of keys and values in the cache: bf16, fp8 or another format of the catalogue."""
+    """Format of keys and values in the cache: bf16, fp8 or another format of the catalogue. Default: that of the
+    checkpoint's scales; fp8 for DeepSeek-V3.2 and GLM-5 under SGLang on Blackwell."""
     hardware: HardwareConfig = Field(examples=[{"chip": "h100-sxm"}])
     engine: EngineConfig = Field(default_factory=EngineConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
@@ -214,7 +215,8 @@ class Scenario(Section):
         pooled = self.pools is not None
         engine = with_defaults(self.engine, self.hardware, self.model, self.speculation, pooled)
         known = chosen_fields(self)
-        formats = {name: value for name, value in default_formats(engine, self.model).items() if name not in known}
+        stored = default_formats(engine, self.model, self.hardware.chip)
+        formats = {name: value for name, value in stored.items() if name not in known}
         self.model_fields_set.difference_update(formats)
         self.__dict__.update(formats, engine=engine)
         if self.measured is not None and self.measured.deployment is None:

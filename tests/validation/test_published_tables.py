@@ -280,6 +280,20 @@ def test_workers_of_one_node_that_name_no_layout_share_layers(tmp_path, decode_g
     assert hardware["tensor_parallel"] == (1 if groups else 4)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "groups", "memory", "most"),
+    [("low-latency", None, 0.8, None), ("balanced", 8, 0.85, 80), ("high-throughput", 8, 0.8, None)],
+)
+def test_servers_of_sglangs_cookbook_have_the_options_of_their_recipe(tmp_path, strategy, groups, memory, most):
+    """Options as glm-5.2.jsx states them; a note on one strategy's limit goes before, others keep theirs."""
+    row = {"source": "sglang cookbook v2", "framework": "sglang", "gpu": "B200", "model": "GLM-5.2", "tp": ""}
+    run = unified(tmp_path, **row, strategy=strategy, notes="earlier; max-running 80 in balanced")
+    assert (run.data_parallel_attention, run.expert_parallel) == (groups, groups)
+    assert (run.tensor_parallel, run.gpu_memory_utilization, run.max_num_seqs) == (1 if groups else 8, memory, most)
+    other = unified(tmp_path, **row | {"source": "inferencex"}, strategy="")
+    assert (other.data_parallel_attention, other.max_num_seqs) == (None, None)
+
+
 KUBECON = {
     "config": "plain", "stage": "2", "requested_rate_rps": "4", "achieved_send_rate_rps": "3.9", "model": "llama",
     "mean_tpot_derived_ms": "12.5", "ttft": "", "mean_ttft_ms": "50", "gpu": "H100 (80 GB)", "framework": "vllm",

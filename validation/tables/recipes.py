@@ -28,15 +28,20 @@ def inferencex_flags(
     tensor: int | None,
     lengths: tuple[int | None, int | None],
     concurrency: int,
+    strategy: str | None = None,
 ) -> dict[str, str]:
-    """Options of InferenceX's launch script for a run (``inferencex_recipes.yaml``); names as its tables write them."""
+    """Options of a run's published launch script (``inferencex_recipes.yaml``); names as its tables write them.
+
+    Args:
+        strategy: of a run of SGLang's cookbook; None for InferenceX.
+    """
     name, on = _ENGINES.get(engine or "", engine or ""), (model or "").rsplit("/", 1)[-1].lower()
     row: dict[str, object] = {"gpu": re.split("[_-]", (chip or "").lower())[0], "weights": (weights or "").lower()}
-    row |= {"tp": tensor or 1, "lengths": [*lengths]}
+    row |= {"tp": tensor or 1, "lengths": [*lengths], "strategy": strategy}
     flags: dict[str, str] = {}
     for recipe in packaged("validation.tables", "inferencex_recipes.yaml")["recipes"]:
         of = recipe["of"]
-        applies = name == of["engine"] and on.startswith(of["model"])
+        applies = name == of["engine"] and on.startswith(of["model"]) and ("strategy" in of) == (strategy is not None)
         applies &= all(value in of.get(key, (value,)) for key, value in row.items())
         if applies and concurrency >= recipe.get("from_concurrency", 0):
             flags = dict(recipe["flags"])

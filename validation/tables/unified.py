@@ -61,6 +61,7 @@ _FLAG = re.compile(r"(?<!\S)--([a-z][a-z0-9-]*)(?:[ =]([^-\s]\S*))?")
 SPREADING = ("deepep", "mooncake", "megamoe")
 """SGLang's ``--moe-a2a-backend`` for which every chip has experts of its own, whatever ``--ep-size`` says."""
 _IN_NOTES = re.compile(r"(max-running-requests|mem-fraction-static|MoE backend|ep backend) ([\w.]+)")
+_OF_STRATEGY = re.compile(r"max-running (\d+) in (\w+)")
 """Options that notes of a row tell of its start command."""
 _WORKERS = re.compile(r"(prefill|decode) tp(\d+)/ep(\d+)/dpattn=(\w+) workers=(\d+)")
 
@@ -215,7 +216,7 @@ def _stated_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
         flags = {**_recipe(cells), **_noted(cells), **dict(_FLAG.findall(cells.text("server_args") or ""))}
         groups = _attention_groups(cells, flags)
         expert = groups if groups and "enable-expert-parallel" in flags else expert
-        expert = tensor if flags.get("moe-a2a-backend") in SPREADING else expert
+        expert = tensor or chips if flags.get("moe-a2a-backend") in SPREADING else expert
         pools = _pools(cells)
         replicas = chips // per_replica if chips and tensor and not expert else None
         yield MeasuredRun(
@@ -272,19 +273,24 @@ def _settings(cells: Cells, flags: dict[str, str], groups: int | None) -> dict[s
 
 def _recipe(cells: Cells) -> Mapping[str, str]:
     """Options of the launch script that a benchmark publishes apart from its results."""
-    if not re.match(_SERVED["inferencex_scripts"], cells.text("source") or "") or _is_disaggregated(cells):
+    source, strategy = cells.text("source") or "", cells.text("strategy")
+    if _is_disaggregated(cells) or not re.match(_SERVED["published_scripts"], source):
         return {}
     names = ("framework", "model", "gpu", "weight_precision")
     engine, model, chip, weights = (cells.text(name) for name in names)
     lengths = cells.count("input_len"), cells.count("output_len")
     return inferencex_flags(
-        engine, model, chip, weights, cells.several("tp"), lengths, cells.count("max_concurrency") or 0
+        engine, model, chip, weights, cells.several("tp"), lengths, cells.count("max_concurrency") or 0, strategy
     )
 
 
 def _noted(cells: Cells) -> Mapping[str, str]:
     """Options that a row's notes tell."""
-    named = _IN_NOTES.findall(cells.text("notes") or "")
+    notes = cells.text("notes") or ""
+    named = [
+        ("max-running-requests", count) for count, of in _OF_STRATEGY.findall(notes) if of == cells.text("strategy")
+    ]
+    named += _IN_NOTES.findall(notes)
     return {"moe-a2a-backend" if "backend" in name else name: value for name, value in named}
 
 
@@ -445,6 +451,8 @@ def _attention_groups(cells: Cells, flags: dict[str, str]) -> int | None:
     dp_attention = (cells.text("dp_attention") or "").lower()
     if not dp_attention and not _tt_demo(cells) and (cells.several("dp") or 0) == (cells.count("n_gpus") or 1) > 1:
         return cells.count("dp")
+    if flags.get("dp-size") == "all":
+        return cells.count("n_gpus")
     alone = "enable-dp-attention" in flags and not cells.count("dp")
     return None if alone or dp_attention in ("", "false", "0", "off", "no") else cells.count("dp") or cells.count("tp")
 

@@ -218,3 +218,21 @@ def test_a_run_without_a_release_says_which_it_stands_for():
     assert "engine: vllm 0.14 to 0.19, as engine.release is not set" in run_legend(document)
     stated = simulate(plain_scenario().with_values({"engine.release": "0.23.0"})).document
     assert "engine.release" not in run_legend(stated)
+
+
+@pytest.mark.parametrize(
+    ("framework", "chip", "model", "stored"),
+    [
+        ("sglang", "b200-sxm", "glm-5.2", "fp8"),
+        ("sglang", "gb300", "deepseek-v3.2", "fp8"),
+        ("sglang", "h200-sxm", "glm-5.2", "bf16"),
+        ("sglang", "mi355x", "glm-5.2", "bf16"),
+        ("sglang", "b200-sxm", "deepseek-r1", "bf16"),
+        ("vllm", "b200-sxm", "glm-5.2", "bf16"),
+    ],
+)
+def test_sglang_stores_latents_behind_an_indexer_in_fp8_on_blackwell(framework, chip, model, stored):
+    """``_set_default_nsa_kv_cache_dtype`` of SGLang's server_args.py; a format that the scenario names stays."""
+    data = tiny_data() | {"model": model, "hardware": {"chip": chip}, "engine": {"framework": framework}}
+    assert scenario_from(data, "test").kv_cache_dtype == stored
+    assert scenario_from(data | {"kv_cache_dtype": "bf16"}, "test").kv_cache_dtype == "bf16"
