@@ -367,7 +367,7 @@ def endpoint_picker_text(router: RouterConfig) -> str:
             for key, field in entry.get("parameters", {}).items()
             if field in given
         }
-        if router.prefixes == "held" and fields[kind] in ("prefix", "prefix-affinity"):
+        if router.prefixes != "sent" and fields[kind] in ("prefix", "prefix-affinity"):
             values["prefixMatchInfoProducerName"] = "precise-prefix-cache-producer"
         again = sum(other["type"] == name for other in plugins)
         plugin: Json = {"type": name} | ({"name": f"{name}-{again + 1}"} if again else {})
@@ -390,7 +390,7 @@ def endpoint_picker_text(router: RouterConfig) -> str:
 def _producers(router: RouterConfig) -> list[Json]:
     """Producers, sources and limits that a router needs."""
     known, plugins = plug_ins(), list[Json]()
-    if router.prefixes == "held":
+    if router.prefixes != "sent":
         plugins.append({"type": "precise-prefix-cache-producer"})
     elif router.table_tokens is not None:
         block = known["prefix_block_tokens"]

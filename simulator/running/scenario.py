@@ -242,8 +242,8 @@ class Scenario(Section):
         drafts = self.speculation is not None and self.speculation.method != "none"
         hits = self.attention_speculation is not None and self.attention_speculation.hits == "drawn"
         transfer = self.kv_transfer or KvTransferConfig()
-        scored = "scored" in (self.engine.routing, transfer.routing)  # equal scores, exploration
-        return drafts or hits or scored or self.faults is not None or self.workload.random
+        routed = {"scored", "random"} & {self.engine.routing, transfer.routing}  # equal scores, exploration
+        return drafts or hits or bool(routed) or self.faults is not None or self.workload.random
 
     def pool_section(self, pool: str, section: str) -> Any:
         """Section ``hardware`` or ``engine`` of a pool: the scenario's section with the pool's fields replaced.

@@ -126,8 +126,8 @@ class EngineConfig(Section):
     """``server``: requests come over HTTP and tokens are streamed back. ``offline``: a program calls the engine itself,
     as throughput benchmarks do."""
     routing: RoutingName = "round-robin"
-    """Routing of requests over ``hardware.replicas``. Round robin, by load, by the prefixes sent to each, or by those
-    in each KV cache."""
+    """Routing of requests over ``hardware.replicas``. Round robin, at random (a Kubernetes Service), by load, by the
+    prefixes sent to each, or by those in each KV cache."""
     preemption: Literal["recompute", "swap"] = "recompute"
     """Restoration of a preempted sequence's KV: recomputed later, or swapped to host memory and back."""
     swap_space_bytes: PositiveBytes = 4 * 1024.0**3

@@ -66,6 +66,7 @@ SCHEDULERS: dict[str, SchedulerFacts] = {
 }
 ROUTING: dict[str, str | Callable[..., Any]] = {
     "round-robin": "simulator.serving.fleet.routing:RoundRobin",
+    "random": "simulator.serving.fleet.routing:Random",
     "least-outstanding": "simulator.serving.fleet.routing:LeastOutstanding",
     "prefix-aware": "simulator.serving.fleet.routing:PrefixAware",
     "kv-aware": "simulator.serving.fleet.routing:KvAware",

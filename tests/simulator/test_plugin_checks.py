@@ -245,5 +245,5 @@ def test_a_faulty_reader_is_refused_by_its_rule(read, words):
 
 def test_checks_leave_no_name_behind():
     fr.testing.check_router(RoundRobin)
-    assert set(ROUTING) == {"round-robin", "least-outstanding", "prefix-aware", "kv-aware", "scored"}
+    assert set(ROUTING) == {"round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware", "scored"}
     assert not detect.READERS

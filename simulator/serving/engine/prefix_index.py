@@ -17,6 +17,7 @@ class HolderIndex:
 
     Args:
         hashes: prefix hashes of all requests.
+        by_all_layers: a replica holds a hash block until its layers with a window have dropped it.
     """
 
     _prompts: Prompts
@@ -25,9 +26,10 @@ class HolderIndex:
     """A bit per replica, in ``_words`` words of each slot."""
     _words: cython.longlong
     _walk: cython.longlong
+    _by_all_layers: cython.bint
 
-    def __init__(self, hashes: Any) -> None:
-        self._prompts = Prompts(hashes)
+    def __init__(self, hashes: Any, by_all_layers: bool = False) -> None:
+        self._prompts, self._by_all_layers = Prompts(hashes), by_all_layers
         self._hash_blocks = HashBlocks()
         self._words, self._walk = 1, 0
         self._marks = array("Q", bytes(8 * self._hash_blocks.capacity))
@@ -66,6 +68,12 @@ class HolderIndex:
             if self._marks[slot * self._words + word]:
                 return
         self._hash_blocks.remove(slot)
+
+    @cython.ccall
+    def pass_by(self, hash_block: cython.longlong, replica: cython.longlong) -> None:
+        """Record that the layers with a window of a replica no longer hold a hash block."""
+        if self._by_all_layers:
+            self.drop(hash_block, replica)
 
     def drop_all(self, replica: int) -> None:
         """A replica has lost everything."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from simulator.serving.compiled import engine_module
 from simulator.serving.fleet.fleet_config import RouterConfig
 from simulator.serving.log import RunLog
@@ -46,6 +48,21 @@ class RoundRobin:
 
     def failed(self, endpoint: ReplicaEndpoint) -> None:
         """Caches play no part."""
+
+
+class Random(RoundRobin):
+    """A replica at random, each as likely: a Kubernetes Service without a gateway, for each connection.
+
+    Source: Kubernetes, Virtual IPs and Service Proxies: kube-proxy in iptables mode chooses a backend at random.
+    """
+
+    def __init__(self, config: RouterConfig, log: RunLog) -> None:
+        super().__init__(config, log)
+        self._rng = np.random.default_rng([log.seed, 0x4A7D])
+
+    def choose(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> ReplicaEndpoint:
+        """A replica at random."""
+        return endpoints[int(self._rng.integers(len(endpoints)))]
 
 
 class LeastOutstanding(RoundRobin):
@@ -96,7 +113,8 @@ class PrefixTables:
         self.block_tokens = 0 if hashes is None else hashes.block_tokens
         self._index: Any = None
         if hashes is not None:
-            self._index = _holders(log) if self._events else engine_module().SentPrefixes(hashes)
+            known = _holders(log, config.prefixes == "held-by-all-layers") if self._events else None
+            self._index = engine_module().SentPrefixes(hashes) if known is None else known
 
     def leading(self, request: int, endpoints: Sequence[ReplicaEndpoint]) -> list[int]:
         """Tokens at the start of a request that each replica holds."""
@@ -121,11 +139,11 @@ class PrefixTables:
             self._index.forget(endpoint.index)
 
 
-def _holders(log: RunLog) -> HolderIndex | None:
+def _holders(log: RunLog, by_all_layers: bool = False) -> HolderIndex | None:
     """Index of the prefixes that replicas cache, kept by the run; None if no prompts are known to repeat."""
     hashes = log.stream.prefix_hashes
     if log.holders is None and hashes is not None:
-        log.holders = engine_module().HolderIndex(hashes)
+        log.holders = engine_module().HolderIndex(hashes, by_all_layers)
     return log.holders
 
 

@@ -47,7 +47,7 @@ class RouterView:
     def __init__(self, config: RouterConfig, log: RunLog) -> None:
         self._interval_s, self._endless = config.scrape_interval_s, log.endless
         self._states: dict[int, ReplicaState] = {}
-        self._prefixes = PrefixTables(config, log, config.prefixes == "held")
+        self._prefixes = PrefixTables(config, log, config.prefixes != "sent")
         self._input_tokens = log.input_tokens
         self.in_flight = PromptsInFlight(log)
         """Prompt tokens that replicas have still to compute, without those that they cache."""

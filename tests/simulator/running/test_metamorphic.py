@@ -27,7 +27,7 @@ LOADED = {
 TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
 SCHEDULERS = ["vllm-v1", "guaranteed-no-evict", "priority", "prefill-first", "sglang", "static"]
 ASSUMED = {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
-ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 def scenario(workload=None, **sections):

@@ -43,7 +43,7 @@ def hpa(**changes) -> Hpa:
     window_s=st.floats(0, 1.0),
     down_s=st.floats(0, 1.0),
     start_up_s=st.floats(0.01, 2.0),
-    routing=st.sampled_from(["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]),
+    routing=st.sampled_from(["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]),
     blocks=st.sampled_from([None, 150]),
     seed=st.integers(0, 1000),
 )

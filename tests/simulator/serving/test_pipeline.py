@@ -41,7 +41,7 @@ class Stages(LinearTimer):
         return self.host_s + sum(self.shares) * LinearTimer.seconds(self, work)
 
 
-ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 def serve(timer, stream, limit=ROOM, sampler=None, replicas=1, routing="round-robin", most=None):

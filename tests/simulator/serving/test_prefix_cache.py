@@ -1,5 +1,6 @@
 """Prefix cache: hits counted independently, blocks conserved, oldest out first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,21 @@ def test_passed_blocks_are_in_no_index_and_in_no_store():
     assert cache.idle_blocks == 0
     assert index.leading(0, [0]) == [0]
     assert store.used_blocks == 12
+
+
+@pytest.mark.parametrize("by_all_layers", [False, True])
+def test_an_index_that_counts_windows_forgets_what_they_dropped(by_all_layers):
+    """Two prompts of six blocks, whose windows leave six more each: the first six to go are of the first's window."""
+    lists = [[1, 2, 3], [4, 5, 6]]
+    index = HolderIndex(PrefixHashes.from_lists(lists, 32), by_all_layers)
+    cache = cache_of(lists, index=index, window_blocks=1.0)
+    for request in range(2):
+        serve(cache, request, 96)
+    cache.shrink(18)
+    assert [cache.match(request, 10**6)[0] for request in range(2)] == [3, 3], "the cache itself has both"
+    assert [index.leading(request, [0])[0] for request in range(2)] == [0 if by_all_layers else 3, 3]
+    cache.shrink(0)
+    assert index.leading(1, [0]) == [0]
 
 
 class RadixTree:

@@ -8,12 +8,12 @@ from one_pool import one_pool
 from stub_timers import LinearTimer
 
 from simulator.serving import EngineLimits, RouterConfig, RunLog
-from simulator.serving.fleet.routing import KvAware, PrefixAware
+from simulator.serving.fleet.routing import KvAware, PrefixAware, Random
 from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-ROUTINGS = ["round-robin", "least-outstanding", "prefix-aware", "kv-aware"]
+ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 class Endpoint:
@@ -50,6 +50,16 @@ def test_kv_aware_cost_is_the_documented_example():
     for request, endpoint in ((1, idle[0]), (2, idle[1]), (3, idle[2])):
         costly.choose(request, [endpoint])
     assert costly.choose(0, idle) is idle[2], "a heavier overlap weight favours the cache"
+
+
+def test_random_takes_every_replica_alike_whatever_it_took_before():
+    """9,000 draws of three: each replica, and each pair in a row, within five standard deviations of its share."""
+    endpoints = [Endpoint(n) for n in range(3)]
+    router = Random(RouterConfig(), log_of([[1]]))
+    drawn = np.array([router.choose(0, endpoints).index for _ in range(9000)])
+    for counts in (np.bincount(drawn), np.bincount(3 * drawn[1:] + drawn[:-1])):
+        share = 1 / len(counts)
+        assert abs(counts - 9000 * share).max() < 5 * (9000 * share * (1 - share)) ** 0.5 + 1
 
 
 def test_kv_aware_counts_prompts_still_to_compute():

@@ -153,6 +153,8 @@ class PrefixCache(NoPrefixCache):
     """Fraction of a block that windows have passed and that no whole block stands for yet."""
     _passed: cython.longlong
     """Number of hash blocks that windows have passed so far; its negative names the latest."""
+    _passed_of: dict[int, int]
+    """Hash blocks of what windows have passed, by name, for the index."""
     _walks: cython.longlong
     _matched: cython.longlong
     """Counts of the latest lookup: hash blocks found; KV blocks: all, on the chip, in use there; hash blocks there."""
@@ -214,7 +216,7 @@ class PrefixCache(NoPrefixCache):
         self._block_size, self._hash_block_tokens = block_size, hashes.block_tokens
         self._page_tokens = page_tokens or block_size
         self._whole = self._hash_block_tokens // self._block_size
-        self._walks, self._passed = first_walk, 0
+        self._walks, self._passed, self._passed_of = first_walk, 0, {}
         self._window_blocks, self._owed = (window_blocks if eviction is None else 0.0), 0.0
         self._window_room = window_room if self._window_blocks else 0.0
         self._matched = self._blocks = self._here = self._in_use = self._kept_here = self._changes = 0
@@ -415,8 +417,8 @@ class PrefixCache(NoPrefixCache):
             self._index.add(hash_block, self._replica)
 
     @cython.cfunc
-    def _keep_passed(self, passed: cython.double) -> None:
-        """Add KV blocks that windows have passed, which nobody uses.
+    def _keep_passed(self, hash_block: cython.longlong, passed: cython.double) -> None:
+        """Add KV blocks that windows have passed in a hash block, which nobody uses.
 
         Source: vLLM's ``SlidingWindowManager``, which frees them at the end of the LRU list under their hashes.
         """
@@ -424,6 +426,8 @@ class PrefixCache(NoPrefixCache):
         blocks: cython.longlong = int(self._owed)
         self._owed -= blocks
         self._passed += 1
+        if self._index is not None:
+            self._passed_of[-self._passed] = hash_block
         self._hash_blocks.line_up(self._hash_blocks.put(-self._passed, blocks))
         self.idle_blocks += blocks
 
@@ -539,7 +543,7 @@ class PrefixCache(NoPrefixCache):
                 break
             self._keep_unit(hash_block, blocks)
             if self._window_blocks:
-                self._keep_passed(blocks * self._window_blocks)
+                self._keep_passed(hash_block, blocks * self._window_blocks)
             if self._saves:
                 self._unsaved.append((hash_block, blocks))
             hash_blocks += 1
@@ -582,6 +586,8 @@ class PrefixCache(NoPrefixCache):
             self._hash_blocks.remove(slot)
             self.idle_blocks -= blocks
             if hash_block < 0:
+                if self._index is not None:
+                    self._index.pass_by(self._passed_of.pop(hash_block), self._replica)
                 continue
             self._changes += 1
             if self._index is not None and blocks == self._whole:
