@@ -384,6 +384,9 @@ class _Replica:
             hopper = chip.compute.asynchronous and reaches(engine.framework, engine.release, framework.triton_experts)
             older = chip.vendor == "nvidia" and not (chip.compute.multiplies_fp4 or hopper)
             marlin = self.weight_dtypes["expert"] == "mxfp4" and older
+        until = framework.wide_tiles_until
+        hopper = chip.compute.asynchronous and not chip.compute.multiplies_fp4
+        wide = bool(until) and hopper and not reaches(engine.framework, engine.release, until or "0")
         return self.assumed.kernels(
             chip,
             "-".join(filter(None, (framework.kernel_library, engine.backend))),
@@ -393,6 +396,7 @@ class _Replica:
             engine.kernel_correction,
             engine.flash_attention,
             framework.reductions,
+            wide,
         )
 
     def _drafting(self, target: timing.Deployment, most_seqs: int, make_drafter: DrafterFactory | None) -> _Drafting:

@@ -108,6 +108,8 @@ class Framework(BaseModel):
     """Release from which the broadcast to several ranks runs beside the device, so that ``rank_s`` is 0."""
     sorts_logits_until: str | None = None
     """Release from which the sampler no longer sorts logits, which takes ``SORTED_COPIES`` of them."""
+    wide_tiles_until: str | None = None
+    """Release from which FP8 experts have tiles for few tokens on Hopper without a file of tuned ones."""
     window_blocks_until: str | None = None
     """Release from which blocks that a window has passed leave the prefix cache; None: they never stay in it."""
     mxfp4_tile: int = Field(default=1, ge=0)

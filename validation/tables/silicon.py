@@ -23,6 +23,9 @@ _PROMPT_EXCESS, _BLOCK = 1500, 32
 Source: ai-dynamo/aiconfigurator, ``generator/backends/trtllm.py`` of 2025 and ``rule_plugin/{trtllm,vllm}.rule``
     (Apache-2.0): ``max_num_tokens = bs + isl + 1500``, without chunked prefill under TensorRT-LLM; requests by
     genai-perf with a standard deviation of 0 (``eval/benchmarks/genai_perf_runner.py``)."""
+_NODE = 8
+"""Most chips that split every matrix of InferenceX's aggregated runs. Its GB200 rows of 20 to 72 chips and unsplit experts
+count those of prefill and decode pools (no model has heads for 20, 28, 36 or 52; its recipes of these days are pools)."""
 _EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
 """Engine, version and model of the file in whose rows one request waits despite enough places. Mean TTFT exceeds a
 prefill by latency / concurrency at every TP and length, which by Little's law is one request. Rows of other models of
@@ -132,7 +135,7 @@ def silicon_runs(rows: Iterable[Cells]) -> Iterator[MeasuredRun]:
             derived=("output_throughput",) if "output_throughput" in measured else (),
             chunked_prefill=False if backend == "trtllm" and origin.startswith(_OWN) else None,
             unusable="disaggregated prefill and decode"
-            if cells.text("mode") == "disagg"
+            if cells.text("mode") == "disagg" or (public and not experts and (tensor or 1) > _NODE)
             else "speculation that is not recorded"
             if public and drafted and "deepseek" in (_tail(cells.text("model_path")) or "")
             else None,
@@ -167,9 +170,12 @@ def _layout(cells: Cells, public: bool) -> tuple[int | None, int | None, int | N
     InferenceX states ``tp`` and ``ep`` over the same chips, and attention groups as ``tp`` of them. Two exports of it
     multiply the two where both are n (n x n chips of experts, n x n or 1 of attention; or n groups of n chips with
     n x n separate experts), though their row names say ``tp8_ep8`` and a third export has the same means on n chips.
+    AIConfigurator's own rows state no attention groups: there are as many as its experts have chips beyond ``tp``.
     """
     tensor, groups, experts = cells.count("tp_size"), cells.several("attention_dp_size"), cells.several("moe_ep_size")
     chips, beside = (tensor or 1) * (groups or 1), cells.several("moe_tp_size")
+    if not public and (over := (beside or 1) * (experts or 1) // chips) > 1:
+        return tensor, over, experts
     multiplied = (experts == beside) if beside else (groups == tensor)
     if not (public and experts and multiplied and chips == (beside or tensor or 1) ** 2):
         return tensor, groups, experts

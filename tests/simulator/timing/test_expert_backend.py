@@ -162,3 +162,38 @@ def test_attention_with_sinks_outside_graphs_leaves_nothing_to_more_chips(releas
         assert rates[2] > 1.1 * rates[0]
     else:
         assert rates == pytest.approx(measured, rel=0.16)
+
+
+BEFORE_TUNING_US = {1: 31.70, 2: 36.56, 4: 49.67, 8: 66.87, 16: 92.36, 24: 117.38, 32: 124.99}
+"""Routed experts of Qwen3-235B-A22B in block FP8 on one of eight H200, tiles of 64 x 128 (sgl-project/sglang#11730)."""
+ONE_OF_EIGHT = {"num_experts": 128.0, "experts_per_token": 8.0, "hidden": 4096.0, "intermediate": 1536.0,
+                "tensor_parallel": 8.0, "dtype": "fp8_block"}  # fmt: skip
+
+
+def test_wide_tiles_cost_what_was_measured():
+    wide = KernelLibrary("h200-sxm", "vllm", wide_tiles=True)
+    errors = [
+        wide.moe(tokens=float(tokens), **ONE_OF_EIGHT).seconds * 1e6 / measured - 1
+        for tokens, measured in BEFORE_TUNING_US.items()
+    ]
+    assert np.mean(np.abs(errors)) < 0.12
+
+
+def test_wide_tiles_are_no_faster_and_end_where_prompts_begin():
+    tokens = np.array([1.0, 16.0, 127.0, 128.0, 4096.0])
+    plain, wide = (KernelLibrary("h200-sxm", "vllm", wide_tiles=one).moe(tokens=tokens, **ONE_OF_EIGHT).seconds
+                   for one in (False, True))  # fmt: skip
+    assert np.all(wide >= plain) and wide[1] > 1.05 * plain[1]
+    assert np.array_equal(wide[3:], plain[3:])
+
+
+@pytest.mark.parametrize(
+    ("chip", "release", "wide"),
+    [("h200-sxm", "0.16.0", True), ("h200-sxm", "0.17.0", False), ("h200-sxm", None, False),
+     ("b200-sxm", "0.16.0", False), ("a100-sxm-80gb", "0.16.0", False)],
+)  # fmt: skip
+def test_vllm_has_wide_tiles_on_hopper_before_its_defaults_changed(chip, release, wide):
+    made = scenario(framework="vllm", release=release).with_values({"model": "qwen3-30b-a3b", "hardware.chip": chip})
+    kernels = build_replica(made, 0).main.timer.target.deployment.kernels
+    shape = ONE_OF_EIGHT | {"tokens": 16.0, "dtype": "fp8_block" if chip != "a100-sxm-80gb" else "bf16"}
+    assert (kernels.moe(**shape).seconds > KernelLibrary(chip, "vllm").moe(**shape).seconds) is wide
