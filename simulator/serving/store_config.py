@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from forerun.types import PositiveBytes, PositiveFloat, PositiveSeconds, Section
+from forerun.types import PositiveBytes, PositiveSeconds, Section
 from simulator.serving.kv_stores import EvictionSetting
 from simulator.serving.rules import EVICTION, EvictionName
 
@@ -22,7 +22,7 @@ def _is_store(name: str) -> str:
 
 StoreName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$"), AfterValidator(_is_store)]
 LatencySeconds = Annotated[float, Field(ge=0, le=1e3)]
-Bandwidth = Annotated[PositiveFloat, Field(le=1e18)]
+Bandwidth = Annotated[float, Field(ge=1.0, le=1e18)]
 
 
 class EvictionConfig(Section):

@@ -38,6 +38,8 @@ ACTIVATION_BYTES = 2.0
 """Bytes per activation element: engines keep activations in bf16 between kernels."""
 
 
+FUSED_MXFP8 = "sglang_flashinfer_trtllm_moe"
+"""SGLang's name for FlashInfer's kernel of MXFP4 experts with MXFP8 activations that also chooses the experts."""
 INDEX_KEY_BYTES = 1.0 + 4.0 / 128
 """Bytes per element of an index key stored in fp8, with one scale per 128 (``indexer_k_cache`` of vLLM)."""
 SCALED_BYTES = 4.0 / 128
@@ -235,6 +237,13 @@ class Deployment:
         narrow = self.framework.mxfp8_experts or dense.startswith(("fp8", "mxfp8"))
         native = self.chip.compute.multiplies_fp4
         return "mxfp4_mxfp8" if experts == "mxfp4" and narrow and native else experts
+
+    @property
+    def expert_kernel(self) -> str:
+        """Kernel of routed experts where their format has two, else empty. With activations in MXFP8, vLLM and SGLang
+        run gpt-oss, whose dense layers are in 16 bits, in another kernel than DeepSeek-V4 with its layers in 8."""
+        wide = not self.weight_dtypes["attention"].startswith(("fp8", "mxfp8"))
+        return FUSED_MXFP8 if self.expert_kernels == "mxfp4_mxfp8" and wide else ""
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""

@@ -275,6 +275,8 @@ def price(call: Call, library: KernelLibrary, table: CellEnds | None = None) -> 
     dtype = shape.dtype if shape is not None else sizes.get("dtype", "")
     family = PARAMETERS.get(call.op, call.op)
     kernel = shape.kernel if isinstance(shape, AttentionShape) else dtype
+    if call.op == "moe" and sizes["kernel"]:
+        kernel = VARIANT.join((dtype, sizes["kernel"]))
     stored = VARIANT.join(("any", sizes["kernel"])) if "kernel" in sizes and call.op == "elementwise" else "any"
     fitted, named = (family, kernel or stored), kernel_sizes(call)
     basis = library.basis_code(*fitted, named)
@@ -612,6 +614,7 @@ def expert_call(
         "hidden": mlp.expert_width(deployment.architecture.hidden_size),
         "intermediate": mlp.intermediate_size,
         "dtype": deployment.expert_kernels,
+        "kernel": deployment.expert_kernel,
         "expert_parallel": deployment.expert_parallel,
         "tensor_parallel": deployment.expert_tensor_parallel,
         "gated": mlp.gated,

@@ -24,8 +24,8 @@ Source: ai-dynamo/aiconfigurator, ``generator/backends/trtllm.py`` of 2025 and `
     (Apache-2.0): ``max_num_tokens = bs + isl + 1500``, without chunked prefill under TensorRT-LLM; requests by
     genai-perf with a standard deviation of 0 (``eval/benchmarks/genai_perf_runner.py``)."""
 _NODE = 8
-"""Most chips that split every matrix of InferenceX's aggregated runs. Its GB200 rows of 20 to 72 chips and unsplit experts
-count those of prefill and decode pools (no model has heads for 20, 28, 36 or 52; its recipes of these days are pools)."""
+"""Most chips that split every matrix of InferenceX's aggregated runs. Its GB200 rows of 20 to 72 chips with unsplit
+experts count those of prefill and decode pools: no model has heads for 20, 28, 36 or 52, and its recipes are pools."""
 _EMPTY_SLOT = ("trtllm", "1.0.0rc3", "llama-3.1-8b-instruct")
 """Engine, version and model of the file in whose rows one request waits despite enough places. Mean TTFT exceeds a
 prefill by latency / concurrency at every TP and length, which by Little's law is one request. Rows of other models of
