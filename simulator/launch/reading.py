@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -73,8 +73,14 @@ def read_launch(text: str, folder: Path, place: str, given: Mapping[str, str] | 
         parts = [translate(one, folder, given.get("model")) for one in commands]
         launch = _joined(parts, given)
         picker = configuration_of(_documents(text), place) if KIND in text else None
-        if picker is not None and not any(path.startswith(("router", "engine.routing")) for path in given):
+        if any(path.startswith(("router", "engine.routing")) for path in given):
+            pass
+        elif picker is not None:
             launch.data["router"] = {"endpoint_picker": picker}
+        elif launch.data["hardware"].get("replicas", 1) > 1 and _behind_a_service(_documents(text)):
+            launch.data["engine"].setdefault("routing", "random")
+            guess = "engine.routing random: a Kubernetes Service draws a replica for each connection; --set names another"
+            launch = replace(launch, guesses=[*launch.guesses, guess])
     except ForerunError as error:
         raise ForerunError(f"{place}: {str(error).removeprefix('launch line: ')}") from None
     if "chip" not in launch.data["hardware"] and not any("hardware" in path for path in given):
@@ -93,6 +99,12 @@ def refuse_line(text: str, place: str) -> None:
     raise ForerunError(
         f"{place}: {what}; a scenario is a mapping with model, hardware and workload at its top, a launch line {READ}"
     )
+
+
+def _behind_a_service(documents: Sequence[object]) -> bool:
+    """Whether plain pods of Kubernetes are started, and nothing that routes to them."""
+    kinds = {str(one.get("kind")) for one in documents if isinstance(one, Mapping)}
+    return bool(kinds & {"Deployment", "StatefulSet"}) and not kinds & {"InferencePool", KIND}
 
 
 def _commands(text: str) -> list[Command]:

@@ -255,3 +255,13 @@ def test_pools_called_prefill_and_decode_have_these_roles():
     data = {"prefill": {}, "decode": {}}
     scenario = load_scenario("vllm serve Qwen/Qwen3-32B", ["hardware.chip=h100-sxm", f"pools={data}"])
     assert {name: pool.role for name, pool in scenario.pools.items()} == {"prefill": "prefill", "decode": "decode"}
+
+
+def test_replicas_without_a_gateway_are_behind_a_service_that_draws(tmp_path):
+    drawn = read_launch(MANIFESTS["deployment"], tmp_path, "x")
+    assert drawn.data["engine"]["routing"] == "random"
+    assert any("Kubernetes Service" in note for note in drawn.notes)
+    given = read_launch(MANIFESTS["deployment"], tmp_path, "x", {"engine.routing": "prefix-aware"})
+    alone = read_launch(MANIFESTS["deployment"].replace("replicas: 3", "replicas: 1"), tmp_path, "x")
+    for other in (given, alone):
+        assert "routing" not in other.data["engine"]
