@@ -79,7 +79,7 @@ def read_launch(text: str, folder: Path, place: str, given: Mapping[str, str] | 
             launch.data["router"] = {"endpoint_picker": picker}
         elif launch.data["hardware"].get("replicas", 1) > 1 and _behind_a_service(_documents(text)):
             launch.data["engine"].setdefault("routing", "random")
-            guess = "engine.routing random: a Kubernetes Service draws a replica for each connection; --set names another"
+            guess = "engine.routing random: a Kubernetes Service draws one for each connection; --set names another"
             launch = replace(launch, guesses=[*launch.guesses, guess])
     except ForerunError as error:
         raise ForerunError(f"{place}: {str(error).removeprefix('launch line: ')}") from None
