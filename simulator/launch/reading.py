@@ -102,7 +102,7 @@ def refuse_line(text: str, place: str) -> None:
 
 
 def _behind_a_service(documents: Sequence[object]) -> bool:
-    """Whether plain pods of Kubernetes are started, and nothing that routes to them."""
+    """True if the documents start plain pods of Kubernetes, and nothing that routes to them."""
     kinds = {str(one.get("kind")) for one in documents if isinstance(one, Mapping)}
     return bool(kinds & {"Deployment", "StatefulSet"}) and not kinds & {"InferencePool", KIND}
 
