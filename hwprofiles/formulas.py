@@ -184,6 +184,12 @@ class KernelTime(NamedTuple):
         return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
+def times_where(condition: Num, one: KernelTime, other: KernelTime) -> KernelTime:
+    """The times of ``one`` where a condition holds, else those of ``other``; floats if all are numbers."""
+    chosen = (np.where(condition, a, b) for a, b in zip(one, other, strict=True))
+    return KernelTime(*(value if value.ndim else value.item() for value in chosen))
+
+
 class CollectiveTime(NamedTuple):
     """Time of one collective: total, latency part and transfer part."""
 

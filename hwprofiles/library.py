@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from hwprofiles.formulas import (
     all_plain,
     evaluate_formula,
     functions_of,
+    times_where,
 )
 from hwprofiles.kernels.attention import decode_time, one_pass_time, prefill_time, tail_sequences, tail_time_per_key
 from hwprofiles.kernels.gemm import gemm_time, with_static_scales
@@ -73,13 +74,14 @@ LIBRARIES = (
 """Kernel libraries that a chip may have a fit for (fallback: the generic fit); a profile may add its own."""
 
 
-WIDE_TILES: Mapping[str, Any] = {"tiles": ((64, 128),), "compute_efficiency": 0.2, "launch_s": 5.0e-6}
-WIDE_TILES_BELOW = 128
-"""Number of tokens from which on vLLM multiplies FP8 experts with DeepGEMM. With fewer, experts of a shape that no file
-of tuned tiles covers have ``WIDE_TILES``, which reach this share of the dense peak.
+WIDE_TILES: Mapping[str, object] = {"tiles": ((64, 128),), "compute_efficiency": 0.2, "launch_s": 5.0e-6}
+"""Parameters of block-FP8 experts whose shape no file has tuned tiles for. Tiles are rows and columns, the efficiency
+is a share of the dense peak, and launches are in seconds.
 
 Source: SGLang on one H200, 128 experts of 4,096 x 192, before tuning (sgl-project/sglang#11730): 31.7, 36.6, 49.7,
 66.9, 92.4, 117.4 and 125.0 us for 1 to 32 tokens, fitted to 4 %."""
+WIDE_TILES_BELOW = 128
+"""Tokens below which such experts have ``WIDE_TILES``: from here on vLLM multiplies them with DeepGEMM."""
 CORRECTED = True
 """True if learned corrections are applied by default (``engine.kernel_correction``)."""
 
@@ -541,16 +543,13 @@ class KernelLibrary:
                 return time
             wide = evaluated(parameters.model_copy(update=WIDE_TILES))
             slower = np.less(tokens, WIDE_TILES_BELOW) & np.greater(wide.seconds, time.seconds)
-            if np.ndim(slower) == 0:
-                return wide if slower else time
-            return KernelTime(*(np.where(slower, a, b) for a, b in zip(wide, time, strict=True)))
+            return times_where(slower, wide, time)
 
         chosen = kernel or self._kernel_of_spread(dtype, np.min(expert_parallel))
         time = timed(chosen)
         for ranks in () if kernel or np.ndim(expert_parallel) == 0 else np.unique(expert_parallel):
             if (other := self._kernel_of_spread(dtype, ranks)) != chosen:
-                here = np.equal(expert_parallel, ranks)
-                time = KernelTime(*(np.where(here, a, b) for a, b in zip(timed(other), time, strict=True)))
+                time = times_where(np.equal(expert_parallel, ranks), timed(other), time)
         if not mean_work or np.all(np.equal(expert_parallel, 1)):
             return time
         some = np.maximum(1.0, tokens)

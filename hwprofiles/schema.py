@@ -83,6 +83,11 @@ class Compute(Group):
         """True if the chip computes in 4-bit floats."""
         return "fp4" in self.dense_flops_per_s
 
+    @property
+    def is_hopper(self) -> bool:
+        """True for chips of Hopper's kind: copies are asynchronous, and there are no 4-bit floats."""
+        return self.asynchronous and not self.multiplies_fp4
+
     @field_validator("dense_flops_per_s", "fidelity")
     @classmethod
     def _known_dtypes(cls, value: dict[str, float]) -> dict[str, float]:

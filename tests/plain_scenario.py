@@ -1,6 +1,10 @@
 """Equal requests to one model on one chip, in one line: for tests of something else."""
 
 from simulator.running.scenario import scenario_from
+from simulator.serving.rules import ROUTING
+
+ROUTINGS = [name for name in ROUTING if name != "scored"]
+"""Routings that need no scorers."""
 
 
 def plain_data(model="llama-3.1-8b", chip="h100-sxm", inputs=8, outputs=8, requests=1, **sections):

@@ -67,20 +67,20 @@ def read_launch(text: str, folder: Path, place: str, given: Mapping[str, str] | 
     """
     given = given or {}
     try:
-        commands = _commands(text)
+        documents = _documents(text)
+        commands = _commands(text, documents)
         if not commands:
             return None
         parts = [translate(one, folder, given.get("model")) for one in commands]
         launch = _joined(parts, given)
-        picker = configuration_of(_documents(text), place) if KIND in text else None
-        if any(path.startswith(("router", "engine.routing")) for path in given):
-            pass
-        elif picker is not None:
+        picker = configuration_of(documents, place) if KIND in text else None
+        chosen = any(path.startswith(("router", "engine.routing")) for path in given)
+        if picker is not None and not chosen:
             launch.data["router"] = {"endpoint_picker": picker}
-        elif launch.data["hardware"].get("replicas", 1) > 1 and _behind_a_service(_documents(text)):
-            launch.data["engine"].setdefault("routing", "random")
-            guess = "engine.routing random: a Kubernetes Service draws one for each connection; --set names another"
-            launch = replace(launch, guesses=[*launch.guesses, guess])
+        elif not chosen and launch.data["hardware"].get("replicas", 1) > 1 and _behind_a_service(documents):
+            launch.data["engine"]["routing"] = "random"
+            drawn = "engine.routing random: a Kubernetes Service draws a replica a connection; --set names another"
+            launch = replace(launch, guesses=[*launch.guesses, drawn])
     except ForerunError as error:
         raise ForerunError(f"{place}: {str(error).removeprefix('launch line: ')}") from None
     if "chip" not in launch.data["hardware"] and not any("hardware" in path for path in given):
@@ -107,8 +107,7 @@ def _behind_a_service(documents: Sequence[object]) -> bool:
     return bool(kinds & {"Deployment", "StatefulSet"}) and not kinds & {"InferencePool", KIND}
 
 
-def _commands(text: str) -> list[Command]:
-    documents = _documents(text)
+def _commands(text: str, documents: list[object]) -> list[Command]:
     if not documents or not any(isinstance(one, Mapping) for one in documents):
         return commands_in(text) if is_line(text) else []
     first = next(one for one in documents if isinstance(one, Mapping))

@@ -385,8 +385,7 @@ class _Replica:
             older = chip.vendor == "nvidia" and not (chip.compute.multiplies_fp4 or hopper)
             marlin = self.weight_dtypes["expert"] == "mxfp4" and older
         until = framework.wide_tiles_until
-        hopper = chip.compute.asynchronous and not chip.compute.multiplies_fp4
-        wide = bool(until) and hopper and not reaches(engine.framework, engine.release, until or "0")
+        wide = until is not None and chip.compute.is_hopper and not reaches(engine.framework, engine.release, until)
         return self.assumed.kernels(
             chip,
             "-".join(filter(None, (framework.kernel_library, engine.backend))),

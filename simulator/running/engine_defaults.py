@@ -123,6 +123,10 @@ def replaced_scheduler(engine: EngineConfig) -> str | None:
     return None if own == engine.scheduler or "scheduler" in chosen_fields(engine) else own
 
 
+def _is_blackwell(chip: Chip) -> bool:
+    return chip.vendor == "nvidia" and chip.compute.multiplies_fp4
+
+
 def default_formats(engine: EngineConfig, model: str | dict[str, Any], chip: str) -> dict[str, Any]:
     """Formats in which an engine stores weights and KV cache if a scenario does not set them.
 
@@ -133,11 +137,10 @@ def default_formats(engine: EngineConfig, model: str | dict[str, Any], chip: str
     if not engine.framework.startswith(tuple(FRAMEWORKS.values())):
         plain = isinstance(model, dict) and not re.search("kv_cache|k_proj", str(model.get("quantization_config")))
         with suppress(ForerunError):  # refused where the model is needed
-            architecture, device = load_architecture(model), load_chip(chip)
-            scaled = None if plain else architecture.kv_cache_dtype
-            indexed = any(isinstance(group.layer.mixer, IndexedAttention) for group in architecture.layer_groups)
-            if indexed and engine.framework.startswith("sglang") and device.vendor == "nvidia":
-                scaled = scaled or ("fp8" if device.compute.multiplies_fp4 else None)
+            scaled = None if plain else load_architecture(model).kv_cache_dtype
+            if scaled is None and engine.framework.startswith("sglang") and _is_blackwell(load_chip(chip)):
+                mixers = (group.layer.mixer for group in load_architecture(model).layer_groups)
+                scaled = "fp8" if any(isinstance(mixer, IndexedAttention) for mixer in mixers) else None
             return {} if scaled is None else {"kv_cache_dtype": scaled}
         return {}
     framework = load_framework(engine.framework)

@@ -130,8 +130,7 @@ class Deployment:
     @property
     def joins_attention(self) -> bool:
         """True if one launch attends for prompt chunks and decoding sequences: FlashAttention-3, so on Hopper alone."""
-        compute = self.chip.compute
-        return self.framework.joins_attention and compute.asynchronous and not compute.multiplies_fp4
+        return self.framework.joins_attention and self.chip.compute.is_hopper
 
     def writes_cache(self, attention: Attention) -> bool:
         """True if the measured kernel of a layer's decode attention writes the new keys and values too."""
@@ -233,17 +232,20 @@ class Deployment:
     def expert_kernels(self) -> str:
         """Format that the kernels of routed experts are measured under. MXFP4 experts take activations in MXFP8 on
         chips that multiply 4-bit floats, if dense layers are in 8 bits (DeepSeek-V4) or the engine does so."""
-        experts, dense = self.weight_dtypes["expert"], self.weight_dtypes["attention"]
-        narrow = self.framework.mxfp8_experts or dense.startswith(("fp8", "mxfp8"))
-        native = self.chip.compute.multiplies_fp4
+        experts, native = self.weight_dtypes["expert"], self.chip.compute.multiplies_fp4
+        narrow = self.framework.mxfp8_experts or self._has_8_bit_layers
         return "mxfp4_mxfp8" if experts == "mxfp4" and narrow and native else experts
 
     @property
     def expert_kernel(self) -> str:
         """Kernel of routed experts where their format has two, else empty. With activations in MXFP8, vLLM and SGLang
         run gpt-oss, whose dense layers are in 16 bits, in another kernel than DeepSeek-V4 with its layers in 8."""
-        wide = not self.weight_dtypes["attention"].startswith(("fp8", "mxfp8"))
-        return FUSED_MXFP8 if self.expert_kernels == "mxfp4_mxfp8" and wide else ""
+        return FUSED_MXFP8 if self.expert_kernels == "mxfp4_mxfp8" and not self._has_8_bit_layers else ""
+
+    @property
+    def _has_8_bit_layers(self) -> bool:
+        """True if dense layers are stored in 8 bits."""
+        return self.weight_dtypes["attention"].startswith(("fp8", "mxfp8"))
 
     def gemms(self, layer: Layer) -> Iterator[GemmSlice]:
         """Weight matrices of a layer that every token passes through (routed experts excluded), one chip's slice."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hwprofiles import Chip, KernelLibrary, KernelTime, Link
-from hwprofiles.formulas import Num
+from hwprofiles.formulas import Num, times_where
 
 STREAMED_ROWS = 32
 """Minimum rows at which a card computes products with weights from host memory, after copying the weights to the card.
@@ -58,7 +58,7 @@ class HostKernels(KernelLibrary):
         far = on_card()
         copied = far.bytes / self._link.bandwidth_bytes_per_s
         far = far._replace(seconds=far.seconds + copied, memory_s=far.memory_s + copied)
-        return _choose(np.asarray(rows) >= STREAMED_ROWS, far, on_host)
+        return times_where(np.asarray(rows) >= STREAMED_ROWS, far, on_host)
 
 
 class SlowestKernels(KernelLibrary):
@@ -85,7 +85,7 @@ def _slowest(name: str) -> Callable[..., KernelTime]:
         times: list[KernelTime] = [getattr(one, name)(*sizes, **named) for one in self._all]
         first = times[0]
         for other in times[1:]:
-            first = _choose(np.asarray(other.seconds > first.seconds), other, first)
+            first = times_where(np.asarray(other.seconds > first.seconds), other, first)
         return first
 
     method.__doc__ = "See :class:`KernelLibrary`."
@@ -100,8 +100,3 @@ SPREAD = tuple(
 """Methods for kernels that every rank of a tensor-parallel group runs on its share: all timed methods of a library."""
 for _name in SPREAD:
     setattr(SlowestKernels, _name, _slowest(_name))
-
-
-def _choose(first: Num, one: KernelTime, other: KernelTime) -> KernelTime:
-    chosen = (np.where(first, a, b) for a, b in zip(one, other, strict=True))
-    return KernelTime(*(value if value.ndim else value.item() for value in chosen))

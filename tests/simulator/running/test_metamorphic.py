@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from plain_scenario import ROUTINGS
 from scenario_parts import burst, uniform
 from tiny_scenario import tiny_data
 
@@ -27,7 +28,6 @@ LOADED = {
 TIGHT = {"max_num_seqs": 16, "num_kv_blocks": 150, "max_num_batched_tokens": 512}
 SCHEDULERS = ["vllm-v1", "guaranteed-no-evict", "priority", "prefill-first", "sglang", "static"]
 ASSUMED = {"kind": "assumed", "reference": "test", "date": "2026-01-01"}
-ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 def scenario(workload=None, **sections):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_scenario import ROUTINGS
 from pydantic import ValidationError
 from tiny_scenario import tiny_data
 
@@ -43,7 +44,7 @@ def hpa(**changes) -> Hpa:
     window_s=st.floats(0, 1.0),
     down_s=st.floats(0, 1.0),
     start_up_s=st.floats(0.01, 2.0),
-    routing=st.sampled_from(["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]),
+    routing=st.sampled_from(ROUTINGS),
     blocks=st.sampled_from([None, 150]),
     seed=st.integers(0, 1000),
 )

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from one_pool import one_pool
+from plain_scenario import ROUTINGS
 from stub_timers import LinearTimer
 from test_fast_equals_exact import TIMER, limits, streams
 
@@ -39,9 +40,6 @@ class Stages(LinearTimer):
 
     def seconds(self, work: StepWork[Any]) -> Any:
         return self.host_s + sum(self.shares) * LinearTimer.seconds(self, work)
-
-
-ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 def serve(timer, stream, limit=ROOM, sampler=None, replicas=1, routing="round-robin", most=None):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import HealthCheck, settings
 from one_pool import one_pool
+from plain_scenario import ROUTINGS
 from stub_timers import LinearTimer
 
 from simulator.serving import EngineLimits, RouterConfig, RunLog
@@ -13,7 +14,6 @@ from simulator.workload import RequestStream
 from traces import PrefixHashes, read_requests, sample_path
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-ROUTINGS = ["round-robin", "random", "least-outstanding", "prefix-aware", "kv-aware"]
 
 
 class Endpoint:
