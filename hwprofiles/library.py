@@ -116,7 +116,7 @@ class KernelLibrary:
         corrected: whether the profile's learned corrections are applied to the analytical times.
         flash: whether attention keeps its scores on the chip (FlashAttention); else they pass through memory.
         reductions: library of the collectives, if different.
-        wide_tiles: whether experts in block FP8 have tiles of 64 rows for few tokens too (``WIDE_TILES``).
+        wide_tiles: whether block-FP8 experts of any shape have tiles of 64 rows for few tokens too (``WIDE_TILES``).
 
     Raises:
         ProfileError: no such chip or library, or a damaged file of corrections.
